@@ -1,0 +1,3 @@
+"""pytest-ckpt: benchmark and accept PyTorch Distributed Checkpoint (DCP) saves with pytest."""
+
+__version__ = "0.1.0"

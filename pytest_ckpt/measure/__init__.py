@@ -1,0 +1,1 @@
+"""Measuring this machine: memory, devices, and (to come) spans and resource samples."""

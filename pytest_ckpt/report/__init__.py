@@ -1,0 +1,1 @@
+"""Reports from records: lines for a terminal, on any machine and without torch."""

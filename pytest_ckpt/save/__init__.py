@@ -1,0 +1,1 @@
+"""Scenarios and engines: the only code that calls `torch.distributed.checkpoint`."""
