@@ -25,12 +25,12 @@ def format_rate(bytes_per_second: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a duration with three significant digits: `0.42 ms`, `312 ms`, `4.21 s`, `376 s`, `1 h 5 min`."""
+    """Return a duration with three significant digits: `0.42 ms`, `312 ms`, `4.21 s`, `15 min`, `1 h 5 min`."""
     if seconds < 1e-3:
         return f"{seconds * 1e3:.2f} ms"
     if seconds < 0.9995:
         return f"{_three_digits(seconds * 1e3)} ms"
-    if seconds < 999.5:
+    if seconds < 600:
         return f"{_three_digits(seconds)} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,1 @@
+"""Geometries of real models, and the training state made from them."""

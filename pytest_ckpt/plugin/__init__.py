@@ -1,0 +1,26 @@
+"""All that knows pytest; this module is the entry point `pytest11: ckpt`."""
+
+from pytest_ckpt.plugin.fixtures import ckpt_mode, ckpt_model, ckpt_save, ckpt_target, ckpt_world, ckpt_writer
+from pytest_ckpt.plugin.hooks import (
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_generate_tests,
+    pytest_report_header,
+    pytest_terminal_summary,
+)
+
+__all__ = [
+    "ckpt_mode",
+    "ckpt_model",
+    "ckpt_save",
+    "ckpt_target",
+    "ckpt_world",
+    "ckpt_writer",
+    "pytest_addoption",
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+    "pytest_generate_tests",
+    "pytest_report_header",
+    "pytest_terminal_summary",
+]

@@ -1,0 +1,77 @@
+"""The command `pytest-ckpt`, for those who have no checkout."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+import pytest_ckpt
+from pytest_ckpt.errors import SettingError
+from pytest_ckpt.target.clean import clean
+from pytest_ckpt.target.interface import Leftover
+from pytest_ckpt.target.path import open_target
+from pytest_ckpt.target.spec import parse_target
+from pytest_ckpt.units import format_bytes
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status: 4 for input that cannot be used, as pytest has it."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and options.verb != "run":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    try:
+        return int(options.do(options, rest))
+    except SettingError as error:
+        print(f"pytest-ckpt: {error}", file=sys.stderr)
+        return int(pytest.ExitCode.USAGE_ERROR)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pytest-ckpt", description=pytest_ckpt.__doc__)
+    parser.add_argument("--version", action="version", version=f"pytest-ckpt {pytest_ckpt.__version__}")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+    run = verbs.add_parser("run", help="benchmark saves into TARGET; further arguments go to pytest")
+    run.add_argument("target", nargs="+", metavar="[LABEL=]PATH", help="folder to save into")
+    run.set_defaults(do=_run)
+
+    cleaning = verbs.add_parser("clean", help="remove what killed runs left in TARGET, and nothing else")
+    cleaning.add_argument("target", metavar="PATH", help="folder that was a target")
+    cleaning.add_argument("--kept", action="store_true", help="remove also what --ckpt-keep kept")
+    cleaning.set_defaults(do=_clean)
+    return parser
+
+
+def _run(options: argparse.Namespace, rest: list[str]) -> int:
+    targets = [f"--ckpt-target={target}" for target in options.target]
+    # A process of its own: pytest wants to load its plugins, this package among them, itself.
+    command = [sys.executable, "-m", "pytest", "--pyargs", "pytest_ckpt.suites", *targets, *rest]
+    sys.stdout.flush()
+    os.execv(command[0], command)
+
+
+def _clean(options: argparse.Namespace, rest: list[str]) -> int:
+    target = open_target(parse_target(options.target, "pytest-ckpt clean"))
+    target.check()
+    result = clean(target.location, include_kept=options.kept)
+    for removed in result.removed:
+        print(f"removed {_described(removed)}")
+    for left in result.left:
+        print(f"left    {_described(left)}: {left.detail}")
+    freed = sum(removed.bytes for removed in result.removed)
+    print(f"{len(result.removed)} removed, {format_bytes(freed)} freed, {len(result.left)} left in {target.location}")
+    return 0
+
+
+def _described(found: Leftover) -> str:
+    made = f", made {found.created:%Y-%m-%d %H:%M} UTC" if found.created else ""
+    return f"{found.path} ({format_bytes(found.bytes)}{made}, {found.state})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

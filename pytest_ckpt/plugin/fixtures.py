@@ -1,0 +1,69 @@
+"""The public fixtures. A dimension is parametrized only for tests that request its fixture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pytest_ckpt.plugin.run import Run
+    from pytest_ckpt.plugin.settings import ModelSpec, WriterSpec
+    from pytest_ckpt.records import SaveRecord
+    from pytest_ckpt.target.interface import Target
+    from pytest_ckpt.world.interface import World
+
+
+@pytest.fixture(scope="session")
+def ckpt_target(request: pytest.FixtureRequest) -> Target:
+    """Where checkpoints go: one of `--ckpt-target`."""
+    return _run(request).target(getattr(request, "param", None))
+
+
+@pytest.fixture(scope="session")
+def ckpt_model(request: pytest.FixtureRequest) -> ModelSpec:
+    """What is saved: one of `--ckpt-model`.
+
+    Override it to save your own state: return a function at module level that takes the device mesh and the device
+    and returns a state dict, or its name as `package.module:function`.
+    """
+    models = _run(request).settings.models
+    name = getattr(request, "param", models[0].name)
+    return next(model for model in models if model.name == name)
+
+
+@pytest.fixture(scope="session")
+def ckpt_world(request: pytest.FixtureRequest) -> World:
+    """The ranks that save: one process group of each of `--ckpt-ranks`; `run(function)` runs yours in every rank."""
+    run = _run(request)
+    return run.world(getattr(request, "param", run.settings.ranks[0]))
+
+
+@pytest.fixture
+def ckpt_mode(request: pytest.FixtureRequest) -> str:
+    """How it is saved: one of `--ckpt-mode`."""
+    return str(getattr(request, "param", _run(request).settings.modes[0]))
+
+
+@pytest.fixture(scope="session")
+def ckpt_writer(request: pytest.FixtureRequest) -> WriterSpec:
+    """The storage writer: `--ckpt-writer`, else FileSystemWriter."""
+    return _run(request).settings.writer
+
+
+@pytest.fixture
+def ckpt_save(request: pytest.FixtureRequest, benchmark: Any) -> Callable[..., SaveRecord]:
+    """Save as a benchmark: `ckpt_save(mode=..., writer=..., model=..., name=...)` returns what was measured.
+
+    Each call is a row of its own; from the second call in a test on, rows need a `name`.
+    """
+    from pytest_ckpt.plugin.saver import Saver
+
+    return Saver(_run(request), request, benchmark)
+
+
+def _run(request: pytest.FixtureRequest) -> Run:
+    from pytest_ckpt.plugin.hooks import RUN
+
+    return request.config.stash[RUN]

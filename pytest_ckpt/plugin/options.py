@@ -1,0 +1,88 @@
+"""The options, each declared once: command line, ini twin and help come from this table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Option:
+    """One setting: `--ckpt-NAME` on the command line, `ckpt_NAME` in an ini file; the command line replaces the ini."""
+
+    name: str
+    metavar: str
+    help: str
+    repeatable: bool = False
+
+    @property
+    def flag(self) -> str:
+        """The command line option."""
+        return "--ckpt-" + self.name
+
+    @property
+    def key(self) -> str:
+        """The ini key, and the destination on the command line."""
+        return "ckpt_" + self.name.replace("-", "_")
+
+
+OPTIONS = (
+    Option("target", "[LABEL=]PATH", "folder to save into; default: one below pytest's temporary root", True),
+    Option("model", "NAME", "model to save, or package.module:function; default: auto", True),
+    Option("state", "RECIPE", "fp32-adamw (default), mixed-adamw or weights-bf16"),
+    Option("ranks", "N", "ranks of the process group; default: 2 on CPU, all visible GPUs with CUDA", True),
+    Option("device", "cpu|cuda", "where the state lives; default: cuda where there is one"),
+    Option("mode", "MODE", "sync or async; default: both", True),
+    Option(
+        "writer",
+        "package.module:factory",
+        "function from a path to a StorageWriter; default: FileSystemWriter",
+    ),
+    Option("rounds", "N", "saves per scenario after one warm-up; default: 5"),
+    Option("max-time", "TIME", "time for one scenario, warm-up included, as 90s, 15m, 2h; default: 15m"),
+    Option("session-time", "TIME", "time for all scenarios together; default: none"),
+    Option("timeout", "TIME", "deadline for one command of the ranks, a save included; default: 30m"),
+    Option("keep", "none|failed|all", "checkpoints to keep afterwards; default: none"),
+)
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Declare all of `OPTIONS` to pytest."""
+    group = parser.getgroup("ckpt", "distributed checkpoint saves (pytest-ckpt)")
+    for option in OPTIONS:
+        group.addoption(
+            option.flag,
+            action="append" if option.repeatable else "store",
+            dest=option.key,
+            metavar=option.metavar,
+            default=None,
+            help=option.help,
+        )
+        parser.addini(
+            option.key,
+            option.help,
+            type=_ini_type(option),
+            default=[] if option.repeatable else "",
+        )
+
+
+def given_values(config: pytest.Config, name: str) -> list[tuple[str, str]]:
+    """Return what the user wrote for option `name` as (text, source) pairs; nothing where it was left out."""
+    option = next(o for o in OPTIONS if o.name == name)
+    given = config.getoption(option.key)
+    if given is not None:
+        return [(text, option.flag) for text in (given if option.repeatable else [given])]
+    written = config.getini(option.key)
+    source = f"ini option {option.key} in {config.inipath.name if config.inipath else 'no file'}"
+    return [(text, source) for text in (written if option.repeatable else [written]) if text]
+
+
+def any_given(config: pytest.Config) -> bool:
+    """Return whether the user set any of the options, so that bad values are refused before collection."""
+    return any(given_values(config, option.name) for option in OPTIONS)
+
+
+def _ini_type(option: Option) -> Literal["linelist", "string"]:
+    return "linelist" if option.repeatable else "string"

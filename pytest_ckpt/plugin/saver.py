@@ -1,0 +1,105 @@
+"""The object behind the fixture `ckpt_save`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pytest_ckpt.errors import SettingError, TooSlow, unknown_name
+from pytest_ckpt.plugin.benchmark import RankClock, Rows
+from pytest_ckpt.plugin.hooks import CLOCK
+from pytest_ckpt.plugin.run import Run, SaveRequest
+from pytest_ckpt.plugin.settings import ModelSpec, WriterSpec, model_spec
+from pytest_ckpt.records import SaveRecord
+from pytest_ckpt.save.writers import MODES
+from pytest_ckpt.world.functions import parse_reference, reference
+
+
+class Saver:
+    """Callable in a test: measures one scenario and adds its rows."""
+
+    def __init__(self, run: Run, request: pytest.FixtureRequest, benchmark: Any) -> None:
+        self._run = run
+        self._request = request
+        self._rows = Rows(benchmark, request.node.stash.get(CLOCK, RankClock()))
+        self._disabled = bool(benchmark.disabled)
+        self._names: list[str | None] = []
+
+    def __call__(
+        self,
+        *,
+        mode: str | None = None,
+        writer: Callable[[str], Any] | str | WriterSpec | None = None,
+        model: Callable[..., dict[str, Any]] | str | ModelSpec | None = None,
+        name: str | None = None,
+    ) -> SaveRecord:
+        """Save the model again and again and return the record; its `save_s` and `stall_s` are medians, in seconds.
+
+        `mode` is `sync` or `async`; `writer` a function at module level from a path to a StorageWriter; `model` one
+        from the device mesh and device to a state dict. What is left out comes from the fixtures. A failed save ends
+        the test with the rank, its phase and cause; what cannot be used ends it with exit status 4.
+        """
+        try:
+            self._claim(name)
+            request = SaveRequest(
+                target=self._fixture("ckpt_target"),
+                model=self._model(model),
+                world=self._fixture("ckpt_world"),
+                mode=self._mode(mode),
+                writer=self._writer(writer),
+                title=self._request.node.name + (f":{name}" if name else ""),
+            )
+        except SettingError as error:
+            self._run.usage_errors += 1
+            raise pytest.fail.Exception(str(error), pytrace=False) from None
+        try:
+            record = self._run.save(request)
+        except TooSlow as error:
+            raise pytest.fail.Exception(str(error), pytrace=False) from None
+        if not self._disabled:
+            self._rows.add(record, name)
+            self._run.note(name, record)
+        return record
+
+    def _claim(self, name: str | None) -> None:
+        if name in self._names:
+            what = "without a name" if name is None else f"named {name!r}"
+            raise SettingError(
+                f"a second ckpt_save {what} in one test: each call is a row, so give each a name of its own, as in "
+                "ckpt_save(name='eight-threads')"
+            )
+        self._names.append(name)
+
+    def _fixture(self, name: str) -> Any:
+        return self._request.getfixturevalue(name)
+
+    def _mode(self, mode: str | None) -> str:
+        if mode is None:
+            return str(self._fixture("ckpt_mode"))
+        if mode not in MODES:
+            raise unknown_name("mode", mode, MODES, "ckpt_save")
+        return mode
+
+    def _writer(self, writer: Callable[[str], Any] | str | WriterSpec | None) -> WriterSpec:
+        if writer is None:
+            writer = self._fixture("ckpt_writer")
+        if isinstance(writer, WriterSpec):
+            return writer
+        if isinstance(writer, str):
+            return WriterSpec(writer, parse_reference(writer, "ckpt_save"))
+        ref = reference(writer, "writer")
+        return WriterSpec(str(ref), ref)
+
+    def _model(self, model: Callable[..., dict[str, Any]] | str | ModelSpec | None) -> ModelSpec:
+        if model is None:
+            model = self._fixture("ckpt_model")
+        if isinstance(model, ModelSpec):
+            return model
+        recipe = self._run.settings.models[0].recipe
+        if isinstance(model, str):
+            return model_spec(model, "ckpt_save", recipe)
+        ref = reference(model, "model")
+        return replace(self._run.settings.models[0], name=str(ref).replace(":", "."), function=ref)

@@ -1,0 +1,205 @@
+"""The settings of a session: read once, refused early, then frozen; each knows why it has its value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pytest
+
+from pytest_ckpt.errors import CannotFit, SettingError, unknown_name
+from pytest_ckpt.measure.devices import cuda_device_count, cuda_memory_bytes
+from pytest_ckpt.measure.memory import available_memory_bytes
+from pytest_ckpt.model.geometry import GEOMETRIES, find_geometry
+from pytest_ckpt.model.recipe import Recipe, find_recipe, state_bytes
+from pytest_ckpt.plugin.options import given_values
+from pytest_ckpt.save.writers import DEFAULT_WRITER, MODES, file_system_writer
+from pytest_ckpt.target.spec import TargetSpec, parse_targets
+from pytest_ckpt.units import parse_seconds
+from pytest_ckpt.world.functions import FunctionRef, parse_reference, reference
+
+T = TypeVar("T")
+_KEEPS = ("none", "failed", "all")
+_AUTO_MODELS = ("llama3-8b", "llama3.2-3b", "llama3.2-1b", "llama3-debug")
+_DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model by name: a known geometry, or a user's function that returns a state dict."""
+
+    name: str
+    recipe: Recipe
+    function: FunctionRef | None = None
+
+    @property
+    def state_bytes(self) -> int | None:
+        """Bytes of the state's tensors; None for a user's function, whose state is not known before it is made."""
+        return None if self.function else state_bytes(find_geometry(self.name, "ckpt_model"), self.recipe)
+
+    @property
+    def parameters(self) -> int | None:
+        """Unique parameters; None for a user's function."""
+        return None if self.function else find_geometry(self.name, "ckpt_model").parameter_count
+
+
+@dataclass(frozen=True)
+class WriterSpec:
+    """A factory of storage writers, by the name that the result file holds."""
+
+    name: str
+    factory: FunctionRef
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All options of a session, checked. `reasons` says for each chosen default why it was chosen."""
+
+    targets: tuple[TargetSpec, ...]
+    models: tuple[ModelSpec, ...]
+    ranks: tuple[int, ...]
+    device: str
+    modes: tuple[str, ...]
+    writer: WriterSpec
+    rounds: int
+    max_time_s: float
+    session_time_s: float | None
+    timeout_s: float
+    keep: str
+    reasons: dict[str, str]
+
+
+def read_settings(config: pytest.Config) -> Settings:
+    """Return the session's settings; `SettingError` for the first value that cannot be used."""
+    return _Reader(config).read()
+
+
+class _Reader:
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._reasons: dict[str, str] = {}
+
+    def read(self) -> Settings:
+        device = self._device()
+        recipe = self._one("state", find_recipe, "fp32-adamw")
+        return Settings(
+            targets=tuple(parse_targets(given_values(self._config, "target"))),
+            models=self._models(recipe, device),
+            ranks=self._ranks(device),
+            device=device,
+            modes=tuple(dict.fromkeys(self._many("mode", _mode))) or self._defaulted("mode", MODES),
+            writer=self._one("writer", _writer, "") or WriterSpec(DEFAULT_WRITER, default_writer()),
+            rounds=self._one("rounds", _positive, "5"),
+            max_time_s=self._one("max-time", _seconds, "15m"),
+            session_time_s=self._one("session-time", _seconds, "") or None,
+            timeout_s=self._one("timeout", _seconds, "30m"),
+            keep=self._one("keep", _keep, "none"),
+            reasons=self._reasons,
+        )
+
+    def _many(self, name: str, parse: Callable[[str, str], T]) -> list[T]:
+        return [parse(text, source) for text, source in given_values(self._config, name)]
+
+    def _one(self, name: str, parse: Callable[[str, str], T], default: str) -> T:
+        given = given_values(self._config, name)
+        if given:
+            return parse(*given[0])
+        self._reasons[name] = _DEFAULT
+        return parse(default, _DEFAULT)
+
+    def _defaulted(self, name: str, value: T) -> T:
+        self._reasons[name] = _DEFAULT
+        return value
+
+    def _device(self) -> str:
+        given = given_values(self._config, "device")
+        count = cuda_device_count()
+        if not given:
+            self._reasons["device"] = f"{count} CUDA devices found" if count else "no CUDA device found"
+            return "cuda" if count else "cpu"
+        device, source = given[0]
+        if device not in ("cpu", "cuda"):
+            raise unknown_name("device", device, ("cpu", "cuda"), source)
+        if device == "cuda" and not count:
+            raise SettingError(f"device 'cuda' (from {source}): torch finds no CUDA device here; write cpu")
+        return device
+
+    def _ranks(self, device: str) -> tuple[int, ...]:
+        ranks = tuple(dict.fromkeys(self._many("ranks", _positive)))
+        gpus = cuda_device_count() if device == "cuda" else None
+        if not ranks:
+            self._reasons["ranks"] = "all visible GPUs" if gpus else "default on cpu"
+            return (gpus or 2,)
+        for count, (_, source) in zip(ranks, given_values(self._config, "ranks"), strict=False):
+            if gpus is not None and count > gpus:
+                raise SettingError(
+                    f"{count} ranks (from {source}) need {count} CUDA devices and there are {gpus}; "
+                    f"write {gpus} or less, or --ckpt-device=cpu"
+                )
+        return ranks
+
+    def _models(self, recipe: Recipe, device: str) -> tuple[ModelSpec, ...]:
+        given = [(text, source) for text, source in given_values(self._config, "model") if text != "auto"]
+        models = [model_spec(text, source, recipe) for text, source in given]
+        if len(models) < len(given_values(self._config, "model")) or not models:
+            models.append(self._auto_model(recipe, device))
+        return tuple(dict.fromkeys(models))
+
+    def _auto_model(self, recipe: Recipe, device: str) -> ModelSpec:
+        if device == "cpu":
+            self._reasons["model"] = "auto on cpu"
+            return ModelSpec("llama3-debug", recipe)
+        room = min(cuda_memory_bytes() * cuda_device_count() * 3 // 4, available_memory_bytes() // 2)
+        for name in _AUTO_MODELS:
+            if state_bytes(GEOMETRIES[name], recipe) <= room:
+                self._reasons["model"] = "auto: the largest llama3 up to 8b that fits device and host memory"
+                return ModelSpec(name, recipe)
+        raise CannotFit(f"no llama3 model fits the {room} bytes of device and host memory; give --ckpt-model")
+
+
+def model_spec(text: str, source: str, recipe: Recipe) -> ModelSpec:
+    """Return the model that `text` names; `SettingError` lists the known ones, nearest first."""
+    if ":" in text:
+        return ModelSpec(text.replace(":", "."), recipe, parse_reference(text, source))
+    return ModelSpec(find_geometry(text, source).name, recipe)
+
+
+def default_writer() -> FunctionRef:
+    """Return the reference of the factory that the default writer comes from."""
+    return reference(file_system_writer, "writer")
+
+
+def _mode(text: str, source: str) -> str:
+    if text not in MODES:
+        raise unknown_name("mode", text, MODES, source)
+    return text
+
+
+def _keep(text: str, source: str) -> str:
+    if text not in _KEEPS:
+        raise unknown_name("value of --ckpt-keep", text, _KEEPS, source)
+    return text
+
+
+def _writer(text: str, source: str) -> WriterSpec | None:
+    return WriterSpec(text, parse_reference(text, source)) if text else None
+
+
+def _positive(text: str, source: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise SettingError(f"{text!r} (from {source}) is no whole number above zero; write 1, 2, 4 ...")
+    return number
+
+
+def _seconds(text: str, source: str) -> float:
+    if not text:
+        return 0.0
+    try:
+        return parse_seconds(text)
+    except ValueError as error:
+        raise SettingError(f"{error} (from {source})") from error

@@ -1,0 +1,82 @@
+"""What a rank does for a benchmark: make the state, save it once, let it go."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+from pytest_ckpt.measure.memory import PeakMemory
+from pytest_ckpt.world.context import Rank
+from pytest_ckpt.world.functions import FunctionRef, resolve
+
+
+def prepare(rank: Rank, *, model: str, state: str, function: list[Any] | None) -> dict[str, Any]:
+    """Make the training state of `model`, unless this rank holds it already; forget DCP's cached plans.
+
+    `function` is the reference of a user's own state function, or None for a named geometry.
+    """
+    from pytest_ckpt.save.torch_private import clear_plan_caches
+
+    clear_plan_caches()
+    key = [model, state, function]
+    if rank.memory.get("state_key") != key:
+        release(rank)
+        with rank.status.phase("make the state"):
+            rank.memory["state"] = _make_state(rank, model, state, function)
+        rank.memory["state_key"] = key
+    return {"logical_bytes": rank.memory["state"].logical_bytes}
+
+
+def save_round(rank: Rank, *, mode: str, writer: list[Any], location: str) -> dict[str, Any]:
+    """Save the state once into the fresh `location` and return this rank's clock readings and peak memory.
+
+    Only the save itself lies between the readings: changing the state, making the writer and waiting for the other
+    ranks come before.
+    """
+    import torch.distributed as dist
+
+    from pytest_ckpt.save import dcp, watch
+    from pytest_ckpt.save.writers import make_writer
+
+    rank.memory["location"] = location
+    state = rank.memory["state"]
+    with rank.status.phase("change the state"):
+        state.advance()
+    with rank.status.phase("make the writer"):
+        ref = FunctionRef(*writer)
+        made = make_writer(resolve(ref, "writer"), location, str(ref))
+    gc.collect()
+    peak = PeakMemory()
+    peak.start()
+    with rank.status.phase("barrier"):
+        dist.barrier(group=rank.control_group)
+    timed = dcp.save(mode, state.state_dict, made, rank.save_group)
+    watch.require_saves_finished()
+    return {
+        "called_s": timed.called_s,
+        "returned_s": timed.returned_s,
+        "completed_s": timed.completed_s,
+        "peak_rss_bytes": peak.stop(),
+        "stored_bytes": dcp.stored_bytes(timed.metadata) if rank.rank == 0 else None,
+    }
+
+
+def release(rank: Rank) -> None:
+    """Drop the training state and give its memory back."""
+    rank.memory.clear()
+    gc.collect()
+    if rank.device.type == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
+
+
+def _make_state(rank: Rank, model: str, state: str, function: list[Any] | None) -> Any:
+    from pytest_ckpt.model.geometry import find_geometry
+    from pytest_ckpt.model.recipe import find_recipe
+    from pytest_ckpt.model.state import make_state, user_state
+
+    if function is not None:
+        ref = FunctionRef(*function)
+        return user_state(resolve(ref, "model"), str(ref), rank.mesh, rank.device)
+    return make_state(find_geometry(model, "scenario"), find_recipe(state, "scenario"), rank.mesh, rank.device)

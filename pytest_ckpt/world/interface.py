@@ -1,0 +1,89 @@
+"""The seam between what is measured and where it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from pytest_ckpt.errors import CkptError
+
+
+class World(Protocol):
+    """The ranks of one process group: run a function on every rank, get one reply per rank, within a deadline.
+
+    Spawned ranks, an already running torchrun world and a fake in tests all fit behind this; nothing else of the
+    plugin knows how a rank is reached.
+    """
+
+    @property
+    def size(self) -> int:
+        """How many ranks."""
+        ...
+
+    @property
+    def device(self) -> str:
+        """Where the state lives: `cpu` or `cuda`."""
+        ...
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        /,
+        *,
+        timeout_s: float | None = None,
+        while_waiting: Callable[[], None] | None = None,
+        **arguments: Any,
+    ) -> list[Any]:
+        """Run `function(rank, **arguments)` on every rank and return the replies in the order of ranks.
+
+        `function` lives at module level; arguments and replies are plain data. `while_waiting` is called now and
+        then in the caller's process. Raises `RankFailure` when a rank dies, hangs past `timeout_s` or raises.
+        """
+        ...
+
+    def close(self) -> None:
+        """End all ranks; a closed world starts anew when it is used again."""
+        ...
+
+
+class FailedRank(msgspec.Struct, kw_only=True):
+    """One rank's part in a failure."""
+
+    rank: int
+    what: str
+    """`raised`, `died`, `stuck`, or `waiting` for one that did nothing wrong."""
+    phase: str
+    cause: str
+    traceback: str = ""
+    log_tail: str = ""
+    hints: list[str] = []
+
+
+class RankFailure(CkptError):
+    """A command did not complete on all ranks: who, in which phase, why, with traceback and the tail of the log."""
+
+    def __init__(self, failed: list[FailedRank]) -> None:
+        self.failed = failed
+        super().__init__("\n".join(self._lines()))
+
+    @property
+    def culprits(self) -> list[FailedRank]:
+        """The ranks that raised, died or are stuck."""
+        return [rank for rank in self.failed if rank.what != "waiting"]
+
+    def _lines(self) -> list[str]:
+        lines = [f"rank {f.rank} {f.what} in phase {f.phase!r}: {f.cause}" for f in self.culprits]
+        lines += list(dict.fromkeys(f"hint: {hint}" for f in self.culprits for hint in f.hints))
+        for f in self.culprits:
+            if f.traceback:
+                lines += [f"--- traceback of rank {f.rank} ---", f.traceback.rstrip()]
+            if f.log_tail:
+                lines += [f"--- log of rank {f.rank} (tail) ---", f.log_tail.rstrip()]
+        for f in self.failed:
+            if f.what == "waiting":
+                lines.append(f"rank {f.rank} was waiting in phase {f.phase!r}: {f.cause}")
+                if f.log_tail:
+                    lines += [f"--- log of rank {f.rank} (tail) ---", f.log_tail.rstrip()]
+        return lines

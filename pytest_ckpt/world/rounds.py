@@ -1,0 +1,190 @@
+"""A scenario's rounds, from the controller: prepare, warm up, save again and again, each into a fresh folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from pytest_ckpt.errors import TooSlow
+from pytest_ckpt.records import Round, summarize_round
+from pytest_ckpt.target.interface import WorkFolder
+from pytest_ckpt.units import format_seconds
+from pytest_ckpt.world import commands
+from pytest_ckpt.world.functions import FunctionRef
+from pytest_ckpt.world.interface import World
+
+LEAST_ROUNDS = 4
+"""Fewer cannot be judged, so a time limit may not cut them: it would turn the slowest disk green."""
+
+
+class Progress(Protocol):
+    """Who is told how a scenario goes on."""
+
+    def step(self, what: str, location: str | None, expected_bytes: int) -> None:
+        """`what` begins (`round 2 of 5`); a save into `location` will leave about `expected_bytes`."""
+        ...
+
+    def poll(self) -> None:
+        """Called several times a second while a step goes on."""
+        ...
+
+    def done(self) -> None:
+        """Nothing goes on any more."""
+        ...
+
+
+class Saving(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ranks need to know to save: plain data."""
+
+    mode: str
+    writer: FunctionRef
+    model: str
+    state: str
+    function: FunctionRef | None
+    """A user's own state function instead of a named geometry."""
+
+
+class RoundsPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """How often, and how long that may take."""
+
+    rounds: int
+    max_time_s: float
+    single: bool = False
+    """One save alone, nothing measured for the table (`--benchmark-disable`)."""
+    keep_all: bool = False
+    keep_failed: bool = False
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of it."""
+
+    rounds: list[Round]
+    first_save: Round
+    logical_bytes: int
+    stored_bytes: int | None
+    folder_bytes: int
+    notes: list[str]
+
+
+def measure_rounds(
+    world: World,
+    folder: WorkFolder,
+    saving: Saving,
+    plan: RoundsPlan,
+    progress: Progress,
+    clock: Callable[[], float] = time.monotonic,
+) -> Measured:
+    """Run `saving` on `world`: one warm-up save, then the rounds that `plan` allows.
+
+    Raises `RankFailure` as `World.run` does, and `TooSlow` where the warm-up shows that the least number of rounds
+    does not fit the time allowed. Old rounds are deleted between the saves, never inside one.
+    """
+    try:
+        return _Run(world, folder, saving, plan, progress, clock).measure()
+    finally:
+        progress.done()
+
+
+class _Run:
+    def __init__(
+        self,
+        world: World,
+        folder: WorkFolder,
+        saving: Saving,
+        plan: RoundsPlan,
+        progress: Progress,
+        clock: Callable[[], float],
+    ) -> None:
+        self.world, self.folder, self.saving, self.plan = world, folder, saving, plan
+        self.progress, self.clock = progress, clock
+        self.logical_bytes = 0
+        self.stored_bytes: int | None = None
+        self.folder_bytes = 0
+
+    def measure(self) -> Measured:
+        self.progress.step("making the state", None, 0)
+        replies = self._run(
+            commands.prepare,
+            model=self.saving.model,
+            state=self.saving.state,
+            function=_listed(self.saving.function),
+        )
+        self.logical_bytes = max(reply["logical_bytes"] for reply in replies)
+        started = self.clock()
+        first = self._save("warm-up save")
+        spent_s = self.clock() - started
+        rounds, notes = ([first], []) if self.plan.single else self._rounds(first, spent_s)
+        return Measured(
+            rounds=rounds,
+            first_save=first,
+            logical_bytes=self.logical_bytes,
+            stored_bytes=self.stored_bytes,
+            folder_bytes=self.folder_bytes,
+            notes=notes,
+        )
+
+    def _rounds(self, first: Round, spent_s: float) -> tuple[list[Round], list[str]]:
+        count = affordable_rounds(self.plan.rounds, spent_s, self.plan.max_time_s, first.save_s)
+        notes = []
+        if count < self.plan.rounds:
+            notes.append(
+                f"{count} of {self.plan.rounds} rounds: more do not fit the "
+                f"{format_seconds(self.plan.max_time_s)} of --ckpt-max-time"
+            )
+        return [self._save(f"round {number} of {count}") for number in range(1, count + 1)], notes
+
+    def _save(self, what: str) -> Round:
+        location = self.folder.new_round(f"{self.saving.model}-{self.saving.mode}")
+        self.progress.step(what, location, self.logical_bytes)
+        try:
+            replies = self._run(
+                commands.save_round,
+                mode=self.saving.mode,
+                writer=_listed(self.saving.writer),
+                location=location,
+            )
+        except BaseException:
+            if not (self.plan.keep_failed or self.plan.keep_all):
+                self.folder.remove(location)
+            raise
+        self.progress.step(f"{what}: cleaning", None, 0)
+        self.stored_bytes = replies[0]["stored_bytes"]
+        self.folder_bytes = self.folder.bytes_in(location)
+        if not self.plan.keep_all:
+            self.folder.remove(location)
+        return summarize_round(
+            [reply["called_s"] for reply in replies],
+            [reply["returned_s"] for reply in replies],
+            [reply["completed_s"] for reply in replies],
+            [reply["peak_rss_bytes"] for reply in replies],
+            logical_bytes=self.logical_bytes,
+            blocks_until_complete=self.saving.mode == "sync",
+        )
+
+    def _run(self, command: Callable[..., Any], /, **arguments: Any) -> list[Any]:
+        return self.world.run(command, while_waiting=self.progress.poll, **arguments)
+
+
+def affordable_rounds(wanted: int, round_s: float, max_time_s: float, save_s: float) -> int:
+    """Return how many of the wanted rounds fit `max_time_s`, the warm-up included, at `round_s` seconds each.
+
+    `round_s` is the whole of a round as the warm-up showed it, `save_s` its save alone. Raises `TooSlow` where the
+    least number that can be judged does not fit.
+    """
+    least = min(wanted, LEAST_ROUNDS)
+    count = min(wanted, int((max_time_s - round_s) / round_s))
+    if count < least:
+        raise TooSlow(
+            f"too slow for the time allowed: the warm-up save took {format_seconds(save_s)} "
+            f"({format_seconds(round_s)} with its preparation and cleaning), so {least} rounds after it need "
+            f"{format_seconds((least + 1) * round_s)}; allowed are {format_seconds(max_time_s)} "
+            "(--ckpt-max-time, --ckpt-session-time); give more time or a smaller --ckpt-model"
+        )
+    return count
+
+
+def _listed(ref: FunctionRef | None) -> list[Any] | None:
+    return None if ref is None else [ref.module, ref.name, ref.file]

@@ -1,0 +1,1 @@
+"""What users run: benchmarks of checkpoint saves, written with public fixtures only."""
