@@ -13,6 +13,8 @@ import pytest
 from pytest_ckpt.plugin.options import add_options, any_given, given_values
 
 if TYPE_CHECKING:
+    from pytest_ckpt.plugin.benchmark import RankClock
+    from pytest_ckpt.plugin.run import Run
     from pytest_ckpt.plugin.settings import Settings
 
 RUN: pytest.StashKey[Run] = pytest.StashKey()
