@@ -1,1 +1,3 @@
-"""Nothing to set up: the plugin comes from its entry point, the suites use its public fixtures."""
+"""The plugin comes from its entry point; the tests of the plugin run pytest inside pytest."""
+
+pytest_plugins = ["pytester"]
