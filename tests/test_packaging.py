@@ -17,7 +17,9 @@ ROOT = Path(__file__).parents[1]
 
 def run(*command: str, cwd: Path, timeout_s: float = 300) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PYTHONPATH"))}
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False)
+    done = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
