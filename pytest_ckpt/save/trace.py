@@ -1,0 +1,198 @@
+"""Tracing one save on its rank: DCP's events, the planner's `resolve_data`, the streams that the writer opens."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemBase
+
+from pytest_ckpt.measure.spans import Event, Item, RankTrace, Sync
+from pytest_ckpt.save import torch_private
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.planner import WriteItem
+    from torch.distributed.checkpoint.storage import StorageWriter
+
+_now = time.monotonic
+
+
+class SaveTrace:
+    """Notes what happens between `start` and `stop`; several writer threads may note at once.
+
+    DCP's log records carry wall-clock time, so CLOCK_MONOTONIC is read where a record arrives. Lists are only ever
+    appended to, which needs no lock.
+    """
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._items: list[Item] = []
+        self._syncs: list[Sync] = []
+        self._global_syncs = 0
+        self._calls = 0
+        self._resolved = threading.local()
+        self._handler = _EventHandler(self._events)
+
+    def planner(self) -> DefaultSavePlanner:
+        """Return DCP's default planner, with `resolve_data` noted."""
+        return _TracedPlanner(self)
+
+    def watch_writer(self, writer: StorageWriter) -> bool:
+        """Note the streams that `writer` opens; False where it opens none that can be wrapped."""
+        filesystem = getattr(writer, "fs", None)
+        if not isinstance(filesystem, FileSystemBase):
+            return False
+        open_stream = filesystem.create_stream
+
+        @contextmanager
+        def create_stream(path: Any, mode: str) -> Iterator[Any]:
+            with open_stream(path, mode) as stream:
+                yield _TracedStream(stream, self) if "w" in mode else stream
+
+        filesystem.create_stream = create_stream  # type: ignore[method-assign]
+        return True
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Take note for the length of the block."""
+        logger = torch_private.dcp_logger()
+        real_sync = os.sync
+
+        def counted_sync() -> None:
+            self._global_syncs += 1
+            real_sync()
+
+        logger.addHandler(self._handler)
+        os.sync = counted_sync
+        try:
+            yield
+        finally:
+            os.sync = real_sync
+            logger.removeHandler(self._handler)
+
+    def result(self, called_s: float, returned_s: float, completed_s: float) -> RankTrace:
+        """Return what was noted, with the save's own readings and the cost of the noting."""
+        return RankTrace(
+            called_s=called_s,
+            returned_s=returned_s,
+            completed_s=completed_s,
+            events=self._events,
+            items=self._items,
+            syncs=self._syncs,
+            global_syncs=self._global_syncs,
+            tracer_s=self._calls * _call_cost_s(),
+        )
+
+
+class _EventHandler(logging.Handler):
+    """Pairs the start and end records of DCP's functions by thread."""
+
+    def __init__(self, events: list[Event]) -> None:
+        super().__init__(logging.DEBUG)
+        self._events = events
+        self._open: dict[tuple[int, str], float] = {}
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Note one record; without the lock of `logging.Handler`, which writer threads would share."""
+        message = record.msg
+        if isinstance(message, dict) and "func_name" in message:
+            now, thread = _now(), threading.get_ident()
+            name = str(message["func_name"]).rsplit(".", 1)[-1]
+            if message.get("event") == "start":
+                self._open[thread, name] = now
+            elif (thread, name) in self._open:
+                self._events.append(Event(name, thread, self._open.pop((thread, name)), now))
+        return True
+
+
+class _TracedPlanner(DefaultSavePlanner):
+    def __init__(self, trace: SaveTrace) -> None:
+        super().__init__()
+        self._trace = trace
+
+    def resolve_data(self, write_item: WriteItem) -> Any:
+        """See `SavePlanner.resolve_data`; what follows its return is the copy."""
+        start = _now()
+        data = super().resolve_data(write_item)
+        # An object is serialised in here, a tensor only looked up: its copy begins now.
+        self._trace._resolved.at = _now() if hasattr(data, "untyped_storage") else start
+        self._trace._calls += 1
+        return data
+
+
+class _TracedStream:
+    """The stream a writer opened; DCP calls tell() before and after each item, and fileno() before it syncs."""
+
+    def __init__(self, stream: Any, trace: SaveTrace) -> None:
+        self._stream = stream
+        self._trace = trace
+        self._thread = threading.get_ident()
+        self._copy_s = self._serialize_s = self._write_s = 0.0
+        self._bytes = 0
+        self._in_item = False
+        self._sync_s: float | None = None
+
+    def write(self, data: Any) -> Any:
+        start = _now()
+        count = self._stream.write(data)
+        self._write_s += _now() - start
+        self._bytes += len(data) if isinstance(data, bytes) else memoryview(data).nbytes
+        self._trace._calls += 1
+        return count
+
+    def tell(self) -> Any:
+        now = _now()
+        if self._in_item:
+            self._trace._items.append(
+                Item(self._thread, self._copy_s, self._serialize_s, now, self._write_s, self._bytes)
+            )
+        else:
+            self._copy_s = min(getattr(self._trace._resolved, "at", now), now)
+            self._serialize_s, self._write_s, self._bytes = now, 0.0, 0
+        self._in_item = not self._in_item
+        return self._stream.tell()
+
+    def fileno(self) -> int:
+        self._sync_s = _now()
+        descriptor: int = self._stream.fileno()
+        return descriptor
+
+    def close(self) -> None:
+        now = _now()
+        if self._sync_s is not None:
+            self._trace._syncs.append(Sync(self._thread, self._sync_s, now))
+            self._sync_s = None
+        self._stream.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+_COST_S: list[float] = []
+
+
+def _call_cost_s() -> float:
+    """Return what one traced call costs beyond the call itself, measured once in this process."""
+    if not _COST_S:
+
+        class Nowhere:
+            def write(self, data: bytes) -> int:
+                return len(data)
+
+        bare = Nowhere()
+        traced = _TracedStream(bare, SaveTrace())
+        count = 20_000
+        times = []
+        for stream in (bare, traced):
+            start = _now()
+            for _ in range(count):
+                stream.write(b"")
+            times.append(_now() - start)
+        _COST_S.append(max(0.0, times[1] - times[0]) / count)
+    return _COST_S[0]
