@@ -33,6 +33,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     share: str | None = None
 
 
+Evidence = str | int | float | bool | None
+
+
 class RankRound(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's part of a round, in seconds from the first rank's call."""
 
@@ -40,6 +43,18 @@ class RankRound(msgspec.Struct, frozen=True, kw_only=True):
     stall_s: float
     peak_rss_bytes: int | None
     """Peak resident memory above the level before the round; None where the kernel does not let it be reset."""
+    phases: dict[str, float] = {}
+    """Seconds of each phase on the rank's critical path: disjoint, summing to the round. Empty: not traced."""
+    thread_s: dict[str, float] = {}
+    """Seconds of copy, serialize, write and sync summed over the rank's writer threads."""
+    waits: dict[str, float] = {}
+    """Seconds spent waiting, by the rank waited for."""
+    item_bytes: int = 0
+    """Bytes that the rank's writer put into files."""
+    cpu_s: float | None = None
+    """CPU seconds of the rank's process, user and system."""
+    write_bytes: int | None = None
+    """Bytes that the rank's process caused to be sent to storage (/proc/PID/io, write_bytes)."""
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +68,23 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     """The rank that was last."""
     peak_rss_bytes: int | None
     """Sum over ranks."""
+    phases: dict[str, float] = {}
+    """Seconds of each phase on the slowest rank, the one that waited least for others."""
+    traced: bool = False
+    """Whether the writer's streams could be wrapped, so that copy, serialize, write and sync are known."""
+    synced_files: int = 0
+    global_syncs: int = 0
+    """Calls of os.sync() over all ranks."""
+    tracer_s: float = 0.0
+    """Estimated cost of the tracing on the slowest rank."""
+    least_available_bytes: int | None = None
+    """Least memory available on the host while the round ran."""
+    dirty_peak_bytes: int | None = None
+    """Most bytes of the page cache that waited for write-back (Dirty and Writeback)."""
+    device_written_bytes: int | None = None
+    """Bytes that the target's block devices wrote while the round ran, whoever sent them."""
+    device_busy_share: float | None = None
+    """Share of the round in which the busiest of them had requests in flight."""
 
 
 class TargetRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +95,102 @@ class TargetRecord(msgspec.Struct, frozen=True, kw_only=True):
     medium: str
     mount: str
     filesystem: str
+    device_model: str | None = None
+    storage_class: str | None = None
+    storage_rule: str = ""
+    """The facts that gave `storage_class`."""
+    root_filesystem: bool = False
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """One resource over all ranks: their bytes from the first one's start to the last one's end."""
+
+    name: str
+    bytes: int
+    seconds: float
+    Bps: float | None
+    """None where the probe was refused; `note` has the reason."""
+    per_rank_Bps: list[float] = []
+    block_bytes: int
+    note: str = ""
+
+
+class Probes(msgspec.Struct, frozen=True, kw_only=True):
+    """All probes of one target by one world, as they stand in a result file; None is "not measured"."""
+
+    write_direct_Bps: float | None = None
+    write_synced_Bps: float | None = None
+    write_buffered_Bps: float | None = None
+    """write() alone, into the page cache: the misleading figure."""
+    copy_Bps: float | None = None
+    """Host memory to fresh host memory."""
+    copy_warm_Bps: float | None = None
+    serialize_Bps: float | None = None
+    d2h_pinned_Bps: float | None = None
+    d2h_pageable_Bps: float | None = None
+    world_size: int
+    details: list[Probe] = []
+
+    def storage_Bps(self, synced: bool) -> float | None:
+        """Return the most that the target was seen to take.
+
+        Synced: direct writes or, where they are refused or slower (one write in flight a rank), fsynced ones. Not
+        synced: what the page cache takes.
+        """
+        if not synced:
+            return self.write_buffered_Bps
+        known = [rate for rate in (self.write_direct_Bps, self.write_synced_Bps) if rate is not None]
+        return max(known, default=None)
+
+
+BOUND_TERMS = ("storage", "cache", "copy", "serialize")
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """The terms of a save in seconds, their maximum and their sum; None where a rate is not known."""
+
+    storage_s: float | None
+    cache_s: float | None
+    """Filling the page cache that an fsync then writes back; 0 without fsync, where that is the storage term."""
+    copy_s: float | None
+    serialize_s: float | None
+    overlapped_s: float
+    """The largest known term: the roofline."""
+    serial_s: float
+    """One step at a time; writing counts with what fsynced writes were seen to take."""
+
+    @property
+    def predicted_s(self) -> float | None:
+        """What to expect of DCP, which does one step at a time in each thread; None without a rate of the storage."""
+        return None if self.storage_s is None else self.serial_s
+
+    @property
+    def largest(self) -> str:
+        """The term that bounds the save: `storage`, `cache`, `copy` or `serialize`."""
+        return max(BOUND_TERMS, key=lambda name: getattr(self, f"{name}_s") or 0.0)
+
+
+class Volume(msgspec.Struct, frozen=True, kw_only=True):
+    """Another volume of the machine: measured in the same run, or named by its kind alone."""
+
+    mount: str
+    medium: str
+    storage_class: str
+    free_bytes: int
+    write_Bps: float | None
+    """As its probe showed, durable writes of all ranks; None: not measured."""
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """A named conclusion with its evidence; the ids are a closed set (docs/reference/findings.md)."""
+
+    id: str
+    severity: str
+    text: str
+    evidence: dict[str, Evidence]
+    advice: str
+    explains_s: float | None = None
+    """The seconds of the save that it explains, for findings that say what bounds it."""
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +221,19 @@ class SaveRecord(msgspec.Struct, frozen=True, kw_only=True):
     rounds: list[Round]
     first_save_s: float | None
     """Seconds of the first save of the fresh world (or the first of this scenario in a reused one): no round."""
+    predicted_s: float | None = None
+    """From the probes, before the first save."""
+    probes: Probes | None = None
+    bounds: Bounds | None = None
+    efficiency: float | None = None
+    """The roofline `bounds.overlapped_s` over the median `save_s`."""
+    bottleneck: str | None = None
+    """The id of the finding that explains most of `save_s`."""
+    findings: list[Finding] = []
+    other_volumes: list[Volume] = []
+    """Volumes measured in the same run, and others of the machine by their kind."""
+    memory_bytes: int | None = None
+    """Memory of the host."""
     notes: list[str] = []
     format: int = FORMAT
     method: int = METHOD

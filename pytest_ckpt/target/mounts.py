@@ -8,28 +8,41 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _OCTAL = re.compile(r"\\([0-7]{3})")
+_NUMBER = re.compile(r"[0-9]{1,10}", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Mount:
-    """One line of mountinfo: the mount's id, where it is mounted, and the type of its file system."""
+    """One line of mountinfo: the mount's id, where it is mounted, and the type of its file system.
+
+    `root` is the folder of the file system that is seen at `point`; `device` is its device number, as in
+    `259:1`; `options` are those of the mount and then those of the file system.
+    """
 
     id: int
     point: str
     filesystem: str
+    device: str = ""
+    root: str = "/"
+    source: str = ""
+    options: tuple[str, ...] = ()
 
 
 UNKNOWN = Mount(-1, "/", "unknown")
 
 
-def mount_of(path: str) -> Mount:
+def mount_of(path: str, proc: str = "/proc") -> Mount:
     """Return the mount that holds `path`, or would hold it where it is not there yet."""
+    return find_mount(path, read_mounts(proc), mount_id_of(path, proc))
+
+
+def read_mounts(proc: str = "/proc") -> list[Mount]:
+    """Return the mounts that this process sees; none where the kernel does not tell them."""
     try:
-        with open("/proc/self/mountinfo", "rb") as file:
-            mounts = parse_mountinfo(os.fsdecode(file.read()))
+        with open(f"{proc}/self/mountinfo", "rb") as file:
+            return parse_mountinfo(os.fsdecode(file.read()))
     except OSError:
-        return UNKNOWN
-    return find_mount(path, mounts, _mount_id(path))
+        return []
 
 
 def parse_mountinfo(text: str) -> list[Mount]:
@@ -38,9 +51,20 @@ def parse_mountinfo(text: str) -> list[Mount]:
     # Split by "\n" alone: other line separators may stand unescaped in the name of a folder.
     for line in text.split("\n"):
         fields, dash, described = line.partition(" - ")
-        if dash:
-            number, _, _, _, point, *_ = fields.split(" ")
-            mounts.append(Mount(int(number), _unescape(point), described.split(" ")[0]))
+        words, kind = fields.split(" "), described.split(" ")
+        if not dash or len(words) < 6 or not _NUMBER.fullmatch(words[0]):
+            continue
+        mounts.append(
+            Mount(
+                id=int(words[0]),
+                point=_unescape(words[4]),
+                filesystem=_unescape(kind[0]),
+                device=words[2],
+                root=_unescape(words[3]),
+                source=_unescape(kind[1]) if len(kind) > 1 else "",
+                options=tuple(_unescape(option) for option in _options(words[5], *kind[2:3])),
+            )
+        )
     return mounts
 
 
@@ -52,7 +76,8 @@ def find_mount(path: str, mounts: Sequence[Mount], mount_id: int | None = None) 
     return next(iter(listed), max(reversed(containing), key=lambda mount: len(mount.point), default=UNKNOWN))
 
 
-def _mount_id(path: str) -> int | None:
+def mount_id_of(path: str, proc: str = "/proc") -> int | None:
+    """Return the kernel's id of the mount that holds `path`, or its nearest folder; None where it is not told."""
     # Exact where spelling is not: a mount may lie hidden below a later one. Opening also triggers automounts.
     while not os.path.isdir(path) and path != "/":
         path = os.path.dirname(path)
@@ -61,13 +86,17 @@ def _mount_id(path: str) -> int | None:
     except OSError:
         return None
     try:
-        with open(f"/proc/self/fdinfo/{fd}") as file:
+        with open(f"{proc}/self/fdinfo/{fd}") as file:
             ids = [int(line.split()[1]) for line in file if line.startswith("mnt_id:")]
     except OSError:
         return None
     finally:
         os.close(fd)
     return ids[0] if ids else None
+
+
+def _options(*groups: str) -> list[str]:
+    return list(dict.fromkeys(option for group in groups for option in group.split(",") if option))
 
 
 def _contains(point: str, path: str) -> bool:
