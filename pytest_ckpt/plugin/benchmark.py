@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,10 @@ MISLEADING_OPTIONS = {
     "benchmark_max_time": ("1.0", "--ckpt-max-time"),
     "benchmark_warmup": (False, "nothing: one warm-up save is always made and reported as first save"),
 }
+
+
+_ALL_COLUMNS = ["min", "max", "mean", "stddev", "median", "iqr", "outliers", "ops", "rounds", "iterations"]
+"""What pytest-benchmark before 5.3 takes where no columns were given."""
 
 
 class RankClock:
@@ -52,11 +57,19 @@ class RankClock:
 class Rows:
     """The rows of one test in pytest-benchmark's session."""
 
-    def __init__(self, benchmark: Any, clock: RankClock) -> None:
+    def __init__(self, config: pytest.Config, fixture: Any, clock: RankClock) -> None:
+        if not callable(getattr(fixture, "pedantic", None)):
+            pytest.fail(
+                f"the fixture `benchmark` is overridden and gives {type(fixture).__name__!r}; ckpt_save needs "
+                "pytest-benchmark's own: rename the other fixture",
+                pytrace=False,
+            )
+        self._session: Any = config._benchmarksession  # type: ignore[attr-defined]
         self._clock = clock
-        self._fixture = benchmark
-        self._blank = copy.copy(benchmark)
-        self._used = False
+        self._blank = copy.copy(fixture)
+        self._fixture = fixture
+        # Else it warns that it was never used, after every failed save and with --benchmark-disable.
+        fixture._mode = "ckpt_save(...)"
 
     def add(self, record: SaveRecord, name: str | None) -> None:
         """Add `record` as row `save`, and as row `stall` of the same rounds where training went on meanwhile."""
@@ -66,12 +79,13 @@ class Rows:
             self._row(record, suffix + ":stall", "stall", [r.stall_s for r in record.rounds])
 
     def _row(self, record: SaveRecord, suffix: str, group: str, seconds: list[float]) -> None:
-        row = copy.copy(self._blank) if self._used else self._fixture
-        self._used = True
+        row = copy.copy(self._blank)
         row.name += suffix
         row.fullname += suffix
         row.group = f"{row.group} {group}" if row.group else group
-        row.extra_info = {"ckpt": to_plain(record)}
+        row.extra_info = {**self._fixture.extra_info, "ckpt": to_plain(record)}
+        rows = self._session.benchmarks  # a rerun of a failed test replaces what the first try measured
+        rows[:] = [other for other in rows if other.fullname != row.fullname]
         self._clock.play(row, seconds)
 
 
@@ -83,9 +97,9 @@ def use_clock(item: pytest.Item) -> RankClock:
     return clock
 
 
-def is_active(config: pytest.Config) -> bool:
-    """Return whether pytest-benchmark is loaded."""
-    return config.pluginmanager.hasplugin("benchmark") and hasattr(config, "_benchmarksession")
+def is_disabled(config: pytest.Config) -> bool:
+    """Return whether pytest-benchmark measures nothing in this session (`--benchmark-disable`)."""
+    return bool(config._benchmarksession.disabled)  # type: ignore[attr-defined]
 
 
 def ignored_options(config: pytest.Config) -> list[str]:
@@ -99,8 +113,9 @@ def ignored_options(config: pytest.Config) -> list[str]:
 
 def wants_wide_table(config: pytest.Config) -> bool:
     """Return whether the user asked for pytest-benchmark's own table: by name, by comparing, or with -v."""
-    asked = ("benchmark_columns", "benchmark_compare", "benchmark_compare_fail", "benchmark_histogram")
-    return config.get_verbosity() > 0 or any(config.getoption(name, None) for name in asked)
+    asked = [config.getoption(f"benchmark_{name}", None) for name in ("compare", "compare_fail", "histogram")]
+    columns = config.getoption("benchmark_columns", None)
+    return config.get_verbosity() > 0 or any(asked) or columns not in (None, _ALL_COLUMNS)
 
 
 class ResultFile:
@@ -109,8 +124,7 @@ class ResultFile:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._facts: dict[str, Any] | None = None
-        cache = getattr(config, "cache", None)  # None with -p no:cacheprovider
-        self.path: Path | None = Path(cache.mkdir("ckpt")) / "last.json" if cache is not None else None
+        self.path = _cache_file(config)
 
     def write(self) -> None:
         """Write what is known by now, so that a later crash of the run loses nothing that was measured."""
@@ -130,6 +144,20 @@ class ResultFile:
         draft = self.path.with_suffix(f".{os.getpid()}.tmp")
         draft.write_text(json.dumps(output, indent=1, default=str))
         os.replace(draft, self.path)
+
+
+def _cache_file(config: pytest.Config) -> Path | None:
+    cache = getattr(config, "cache", None)  # None with -p no:cacheprovider
+    if cache is None:
+        return None
+    try:
+        return Path(cache.mkdir("ckpt")) / "last.json"
+    except OSError as error:
+        warnings.warn(
+            pytest.PytestWarning(f"the figures of this run are not kept: pytest's cache cannot be written ({error})"),
+            stacklevel=2,
+        )
+        return None
 
 
 @pytest.hookimpl(optionalhook=True, wrapper=True)

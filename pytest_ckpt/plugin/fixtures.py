@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -28,9 +28,7 @@ def ckpt_model(request: pytest.FixtureRequest) -> ModelSpec:
     Override it to save your own state: return a function at module level that takes the device mesh and the device
     and returns a state dict, or its name as `package.module:function`.
     """
-    models = _run(request).settings.models
-    name = getattr(request, "param", models[0].name)
-    return next(model for model in models if model.name == name)
+    return _run(request).settings.model(getattr(request, "param", None))
 
 
 @pytest.fixture(scope="session")
@@ -58,12 +56,26 @@ def ckpt_save(request: pytest.FixtureRequest, benchmark: Any) -> Callable[..., S
 
     Each call is a row of its own; from the second call in a test on, rows need a `name`.
     """
+    from pytest_ckpt.plugin.hooks import CLOCK
     from pytest_ckpt.plugin.saver import Saver
 
-    return Saver(_run(request), request, benchmark)
+    run = _run(request)
+    if CLOCK not in request.node.stash:
+        _refuse_late(request)
+    return Saver(run, request, benchmark)
 
 
 def _run(request: pytest.FixtureRequest) -> Run:
     from pytest_ckpt.plugin.hooks import RUN
 
+    if RUN not in request.config.stash:
+        _refuse_late(request)
     return request.config.stash[RUN]
+
+
+def _refuse_late(request: pytest.FixtureRequest) -> NoReturn:
+    pytest.fail(
+        f"{request.fixturename} was requested while the tests ran, too late to check targets and memory: "
+        "name it among the arguments of the test or of its fixture",
+        pytrace=False,
+    )

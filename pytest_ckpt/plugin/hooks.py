@@ -6,6 +6,7 @@ Nothing heavy is imported here; where tests that save were selected, a `Run` is 
 from __future__ import annotations
 
 import os
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,6 +22,7 @@ RUN: pytest.StashKey[Run] = pytest.StashKey()
 CLOCK: pytest.StashKey[RankClock] = pytest.StashKey()
 _SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 
+_COMPLETE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 _DIMENSIONS = ("ckpt_target", "ckpt_model", "ckpt_world", "ckpt_mode")
 _MARKS = {
     "ckpt_save": "benchmarks of checkpoint saves",
@@ -46,7 +48,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Parametrize the dimensions that a test requests, by plain labels and in a fixed order."""
-    requested = [name for name in _DIMENSIONS if name in metafunc.fixturenames]
+    requested = [
+        name for name in _DIMENSIONS if name in metafunc.fixturenames and not _is_settled_by_test(metafunc, name)
+    ]
     if not requested:
         return
     settings = _settings(metafunc.config)
@@ -56,37 +60,51 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         "ckpt_world": list(settings.ranks),
         "ckpt_mode": list(settings.modes),
     }
-    overridden = [name for name in requested if _is_overridden(metafunc, name)]
     for name in requested:
-        if name not in overridden:
-            ids = [f"r{count}" for count in settings.ranks] if name == "ckpt_world" else None
-            metafunc.parametrize(name, values[name], ids=ids, indirect=True)
+        ids = [f"r{count}" for count in settings.ranks] if name == "ckpt_world" else None
+        metafunc.parametrize(name, values[name], ids=ids, indirect=True)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take note of the tests that save; give each its clock, or the reason why it cannot run here."""
-    saving = [item for item in items if "ckpt_save" in getattr(item, "fixturenames", ())]
-    using = [item for item in items if any(n.startswith("ckpt_") for n in getattr(item, "fixturenames", ()))]
+    """Put the tests of one world, and of one model in it, next to each other: both take long to make."""
+    if any("ckpt_world" in _fixtures(item) for item in items):
+        from pytest_ckpt.plugin.plan import sort_by_world
+
+        sort_by_world(items, _settings(config))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Take note of the selected tests that save; give each its clock, or the reason why it cannot run here."""
+    config = session.config
+    using = [item for item in session.items if any(n.startswith("ckpt_") for n in _fixtures(item))]
     if not using:
         return
-    if saving and not config.pluginmanager.hasplugin("benchmark"):
-        raise pytest.UsageError(
-            "tests that save need pytest-benchmark, which is switched off (-p no:benchmark); run without that option"
-        )
     reason = _why_not_here(config)
     if reason:
         for item in using:
             item.add_marker(pytest.mark.skip(reason=reason))
         return
+    saving = [item for item in using if "ckpt_save" in _fixtures(item) and not item.get_closest_marker("skip")]
+    if saving and not config.pluginmanager.hasplugin("benchmark"):
+        raise pytest.UsageError(
+            "tests that save need pytest-benchmark, which is switched off (-p no:benchmark); run without that option"
+        )
+    from pytest_ckpt.errors import SettingError
     from pytest_ckpt.plugin import benchmark
+    from pytest_ckpt.plugin.outcome import Outcome
     from pytest_ckpt.plugin.run import Run
 
+    run = config.stash[RUN] = Run(config, _settings(config), Outcome(config))
     for item in saving:
         item.stash[CLOCK] = benchmark.use_clock(item)
-    run = config.stash[RUN] = Run(config, _settings(config), list(using))
-    config.pluginmanager.register(run, "ckpt-run")
-    config.pluginmanager.register(benchmark, "ckpt-benchmark")
+    try:
+        run.plan(saving)
+    except SettingError as error:
+        raise pytest.UsageError(str(error)) from error
+    for name, plugin in {"ckpt-run": run, "ckpt-outcome": run.outcome, "ckpt-benchmark": benchmark}.items():
+        config.pluginmanager.register(plugin, name)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -95,15 +113,29 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return f"ckpt: checkpoint saves are skipped: {reason}" if reason and any_given(config) else None
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Say what to run where a target was given and no selected test saves to it."""
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
+    """Say why nothing was saved: benchmarks are off here, or a target was given and no selected test saves to it."""
+    reason = _why_not_here(config)
+    if reason:
+        skipped = sum(reason in str(report.longrepr) for report in terminalreporter.stats.get("skipped", ()))
+        if skipped:
+            terminalreporter.write_line(f"ckpt: {skipped} tests were skipped: {reason}", yellow=True)
+        return
     targets = given_values(config, "target")
-    if targets and RUN not in config.stash and not hasattr(config, "workerinput") and not _why_not_here(config):
+    if not targets or RUN in config.stash or exitstatus not in _COMPLETE:
+        return
+    text, source = targets[0]
+    if terminalreporter.stats.get("deselected"):
         terminalreporter.write_line(
-            f"ckpt: a target was given ({targets[0][1]}) and no test that saves was collected; run "
-            f"`pytest-ckpt run {targets[0][0]}`, or `pytest --pyargs pytest_ckpt.suites --ckpt-target={targets[0][0]}`",
-            yellow=True,
+            f"ckpt: a target was given ({source}) and no test that saves was selected", yellow=True
         )
+        return
+    path = shlex.quote(text)
+    terminalreporter.write_line(
+        f"ckpt: a target was given ({source}) and no test that saves was collected; run "
+        f"`pytest-ckpt run {path}`, or `pytest --pyargs pytest_ckpt.suites --ckpt-target={path}`",
+        yellow=True,
+    )
 
 
 def _settings(config: pytest.Config) -> Settings:
@@ -121,11 +153,22 @@ def _settings(config: pytest.Config) -> Settings:
 def _why_not_here(config: pytest.Config) -> str | None:
     if os.environ.get("PYTEST_XDIST_WORKER") or config.getoption("dist", "no") != "no":
         return "pytest-xdist is active, and saves that run side by side measure each other; run without -n"
-    if config.pluginmanager.hasplugin("codspeed") and config.getoption("codspeed", False):
+    # Its own entry point is loaded wherever it is installed; only this object knows whether it is active.
+    if getattr(config.pluginmanager.get_plugin("codspeed_plugin"), "is_codspeed_enabled", False):
         return "pytest-codspeed is active and takes pytest-benchmark's place; run without --codspeed"
     return None
 
 
-def _is_overridden(metafunc: pytest.Metafunc, name: str) -> bool:
-    definitions = metafunc._arg2fixturedefs.get(name, ())
-    return bool(definitions) and not definitions[-1].func.__module__.startswith("pytest_ckpt.plugin")
+def _fixtures(item: pytest.Item) -> list[str]:
+    return getattr(item, "fixturenames", [])
+
+
+def _is_settled_by_test(metafunc: pytest.Metafunc, name: str) -> bool:
+    marks = metafunc.definition.iter_markers("parametrize")
+    arguments = [mark.args[0] if mark.args else mark.kwargs.get("argnames", ()) for mark in marks]
+    named = [part.strip() for a in arguments for part in (a.split(",") if isinstance(a, str) else a)]
+    if name in named:
+        return True
+    from pytest_ckpt.plugin.plan import is_overridden
+
+    return is_overridden(metafunc.definition, name)

@@ -75,13 +75,20 @@ def given_values(config: pytest.Config, name: str) -> list[tuple[str, str]]:
     if given is not None:
         return [(text, option.flag) for text in (given if option.repeatable else [given])]
     written = config.getini(option.key)
-    source = f"ini option {option.key} in {config.inipath.name if config.inipath else 'no file'}"
+    source = _ini_source(config, option)
     return [(text, source) for text in (written if option.repeatable else [written]) if text]
 
 
 def any_given(config: pytest.Config) -> bool:
     """Return whether the user set any of the options, so that bad values are refused before collection."""
     return any(given_values(config, option.name) for option in OPTIONS)
+
+
+def _ini_source(config: pytest.Config, option: Option) -> str:
+    overrides = config.getoption("override_ini", None) or []
+    if config.inipath is None or any(o.partition("=")[0].strip() == option.key for o in overrides):
+        return f"-o {option.key}"
+    return f"ini option {option.key} in {config.inipath.name}"
 
 
 def _ini_type(option: Option) -> Literal["linelist", "string"]:

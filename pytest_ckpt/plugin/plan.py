@@ -10,12 +10,14 @@ import pytest
 
 from pytest_ckpt.errors import CannotFit
 from pytest_ckpt.measure.memory import available_memory_bytes
-from pytest_ckpt.plugin.settings import ModelSpec
+from pytest_ckpt.plugin import benchmark
+from pytest_ckpt.plugin.settings import ModelSpec, Settings
 from pytest_ckpt.target.interface import Target
 from pytest_ckpt.target.space import require_space
 from pytest_ckpt.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from pytest_ckpt.plugin.record import SaveRequest
     from pytest_ckpt.plugin.run import Run
 
 _RANK_BYTES = 350_000_000
@@ -24,42 +26,61 @@ _RANK_BYTES = 350_000_000
 
 @dataclass(frozen=True)
 class Need:
-    """What one test needs at most: bytes of the target, and bytes of this host's memory."""
+    """What one scenario needs at most: bytes of the target, and bytes of this host's memory."""
 
     target: Target
-    model: ModelSpec
+    model: ModelSpec | None
+    """None where a test brings its own, which is not known before the test runs."""
     ranks: int
     copies: int
     """Checkpoints that lie on the target at once."""
     device: str
     mode: str | None
+    """None where the test says it."""
 
     @classmethod
-    def of_item(cls, item: pytest.Item, run: Run) -> Need:
-        """Return the need of one collected test, from its parameters or the session's first of each."""
-        params = _params(item)
-        settings = run.settings
-        models = {model.name: model for model in settings.models}
-        keeps_all = settings.keep == "all"
+    def of_item(cls, item: pytest.Item, run: Run, tests: int) -> Need:
+        """Return the need of one of `tests` tests that save, from its parameters or the session's first of each."""
+        settings, params = run.settings, _params(item)
+        ranks = params.get("ckpt_world", settings.ranks[0])
+        label = params.get("ckpt_target")
         return cls(
-            target=target_of(item, run),
-            model=models.get(params.get("ckpt_model", ""), settings.models[0]),
-            ranks=params.get("ckpt_world", settings.ranks[0]),
-            copies=(settings.rounds + 1) * len(run.items) if keeps_all else 1,
+            target=run.target(label if isinstance(label, str) else None),
+            model=None if is_overridden(item, "ckpt_model") else settings.model(params.get("ckpt_model")),
+            ranks=ranks if isinstance(ranks, int) else settings.ranks[0],
+            copies=_copies(settings, tests),
             device=settings.device,
             mode=params.get("ckpt_mode"),
+        )
+
+    @classmethod
+    def of_request(cls, request: SaveRequest, run: Run) -> Need:
+        """Return the need of a scenario about to run."""
+        return cls(
+            target=request.target,
+            model=request.model,
+            ranks=request.world.size,
+            copies=_copies(run.settings, 1),
+            device=request.world.device,
+            mode=request.mode,
+        )
+
+    def is_part_of(self, planned: Need) -> bool:
+        """Return whether what was planned, and found to fit, includes this."""
+        return (self.target, self.model, self.ranks) == (planned.target, planned.model, planned.ranks) and (
+            planned.mode in (None, self.mode)
         )
 
     @property
     def target_bytes(self) -> int | None:
         """Bytes of the target; None for a user's model."""
-        state = self.model.state_bytes
+        state = self._state_bytes
         return None if state is None else state * self.copies
 
     @property
     def memory_bytes(self) -> int | None:
         """Bytes of host memory: the state, the copy that an async save stages, and a checkpoint kept in memory."""
-        state = self.model.state_bytes
+        state = self._state_bytes
         if state is None:
             return None
         held = state if self.device == "cpu" else 0
@@ -67,26 +88,56 @@ class Need:
         stored = state * self.copies if self.target.medium == "memory" else 0
         return held + staged + stored + self.ranks * _RANK_BYTES
 
-    def check(self) -> None:
-        """Raise `CannotFit` with the figures where target or memory is too small."""
+    @property
+    def _state_bytes(self) -> int | None:
+        return None if self.model is None else self.model.state_bytes
+
+    def check(self, reusable_bytes: int = 0) -> None:
+        """Raise `CannotFit` with the figures where target or memory is too small.
+
+        `reusable_bytes` of memory are held by ranks that will let them go.
+        """
         if self.target_bytes is not None:
             require_space(self.target_bytes, self.target.free_bytes(), self.target.location)
-        need, free = self.memory_bytes, available_memory_bytes()
-        if need is not None and need > free:
+        need, free = self.memory_bytes, available_memory_bytes() + reusable_bytes
+        if self.model is not None and need is not None and need > free:
+            instead = "a smaller --ckpt-model"
+            if self.mode != "sync":
+                instead += ", or --ckpt-mode=sync, which stages no copy"
             raise CannotFit(
                 f"{self.model.name} with {self.model.recipe.name} on {self.ranks} ranks"
                 f"{', mode ' + self.mode if self.mode else ''} needs {format_bytes(need)} of memory and "
-                f"{format_bytes(free)} are available; choose a smaller --ckpt-model, or --ckpt-mode=sync, "
-                "which stages no copy"
+                f"{format_bytes(free)} are available; choose {instead}"
             )
 
 
-def target_of(item: pytest.Item, run: Run) -> Target:
-    """Return the target that a collected test will save to."""
-    return run.target(_params(item).get("ckpt_target"))
+def sort_by_world(items: list[pytest.Item], settings: Settings) -> None:
+    """Sort the tests that are parametrized by world among the places that they have, others stay where they are.
+
+    pytest sorts by session-wide parameters too, but with several of them it comes back to an earlier world.
+    """
+    orders: dict[str, list[Any]] = {
+        "ckpt_world": list(settings.ranks),
+        "ckpt_model": [model.name for model in settings.models],
+        "ckpt_target": [target.label for target in settings.targets],
+    }
+
+    def key(item: pytest.Item) -> list[int]:
+        params = _params(item)
+        return [order.index(p) if (p := params.get(name)) in order else len(order) for name, order in orders.items()]
+
+    places = [place for place, item in enumerate(items) if "ckpt_world" in _params(item)]
+    for place, item in zip(places, sorted([items[place] for place in places], key=key), strict=True):
+        items[place] = item
 
 
-def header_lines(run: Run, needs: list[Need]) -> list[str]:
+def is_overridden(item: Any, name: str) -> bool:
+    """Return whether a fixture of this plugin is replaced by a user's own for `item` (a test function's node)."""
+    definitions = item._fixtureinfo.name2fixturedefs.get(name, ())
+    return bool(definitions) and not definitions[-1].func.__module__.startswith("pytest_ckpt.plugin")
+
+
+def header_lines(run: Run, needs: list[Need], warnings: list[str]) -> list[str]:
     """Return the lines that say what was chosen, why, and how it fits."""
     settings = run.settings
     why = {name: f" ({reason})" for name, reason in settings.reasons.items()}
@@ -95,11 +146,11 @@ def header_lines(run: Run, needs: list[Need]) -> list[str]:
     lines = [
         f"ckpt: torch {version('torch')}, {settings.device}{why.get('device', '')}, {backend}, "
         f"ranks {ranks}{why.get('ranks', '')}",
-        f"ckpt: {settings.rounds} rounds{why.get('rounds', '')} after one warm-up save, at most "
-        f"{format_seconds(settings.max_time_s)} a scenario; writer {settings.writer.name}"
+        f"ckpt: {settings.rounds} round{'s' if settings.rounds > 1 else ''}{why.get('rounds', '')} after one warm-up "
+        f"save, at most {format_seconds(settings.max_time_s)} a scenario; writer {settings.writer.name}"
         f"{', every file synced' if settings.writer.name == 'FileSystemWriter' else ''}; keep {settings.keep}",
     ]
-    if not _benchmarks_run(run.config):
+    if benchmark.is_disabled(run.config):
         lines.append("ckpt: benchmarks are disabled (--benchmark-disable): one save each, nothing is judged")
     for target in dict.fromkeys(need.target for need in needs):
         memory = ", which is memory and no disk" if target.medium == "memory" else ""
@@ -113,6 +164,9 @@ def header_lines(run: Run, needs: list[Need]) -> list[str]:
             for left in target.leftovers()
         ]
     for model in dict.fromkeys(need.model for need in needs):
+        if model is None:
+            lines.append("ckpt: model of the test's own: its size is known once it is made")
+            continue
         own = [need for need in needs if need.model == model]
         reason = settings.reasons.get("model", "")
         name = f"{model.name} ({reason})" if reason.startswith("auto") and model == settings.models[-1] else model.name
@@ -125,7 +179,8 @@ def header_lines(run: Run, needs: list[Need]) -> list[str]:
             f"{format_bytes(max(n.memory_bytes or 0 for n in own))} of {format_bytes(available_memory_bytes())} "
             "memory: fits"
         )
-    return lines + [f"ckpt: warning: {sentence}" for sentence in _ignored(run.config)]
+    warnings = [*dict.fromkeys(warnings), *benchmark.ignored_options(run.config)]
+    return lines + [f"ckpt: warning: {sentence}" for sentence in warnings]
 
 
 def space_line(target: Target) -> str:
@@ -138,11 +193,5 @@ def _params(item: pytest.Item) -> dict[str, Any]:
     return dict(callspec.params) if callspec is not None else {}
 
 
-def _benchmarks_run(config: pytest.Config) -> bool:
-    return not config._benchmarksession.disabled  # type: ignore[attr-defined]
-
-
-def _ignored(config: pytest.Config) -> list[str]:
-    from pytest_ckpt.plugin.benchmark import ignored_options
-
-    return ignored_options(config)
+def _copies(settings: Settings, tests: int) -> int:
+    return (settings.rounds + 1) * tests if settings.keep == "all" else 1

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from pytest_ckpt.errors import SettingError, TooSlow, unknown_name
-from pytest_ckpt.plugin.benchmark import RankClock, Rows
+from pytest_ckpt.plugin import benchmark
+from pytest_ckpt.plugin.benchmark import Rows
 from pytest_ckpt.plugin.hooks import CLOCK
-from pytest_ckpt.plugin.run import Run, SaveRequest
+from pytest_ckpt.plugin.record import SaveRequest
+from pytest_ckpt.plugin.run import Run
 from pytest_ckpt.plugin.settings import ModelSpec, WriterSpec, model_spec
 from pytest_ckpt.records import SaveRecord
 from pytest_ckpt.save.writers import MODES
@@ -21,11 +23,10 @@ from pytest_ckpt.world.functions import parse_reference, reference
 class Saver:
     """Callable in a test: measures one scenario and adds its rows."""
 
-    def __init__(self, run: Run, request: pytest.FixtureRequest, benchmark: Any) -> None:
+    def __init__(self, run: Run, request: pytest.FixtureRequest, fixture: Any) -> None:
         self._run = run
         self._request = request
-        self._rows = Rows(benchmark, request.node.stash.get(CLOCK, RankClock()))
-        self._disabled = bool(benchmark.disabled)
+        self._rows = Rows(request.config, fixture, request.node.stash[CLOCK])
         self._names: list[str | None] = []
 
     def __call__(
@@ -45,23 +46,22 @@ class Saver:
         try:
             self._claim(name)
             request = SaveRequest(
-                target=self._fixture("ckpt_target"),
+                target=self._made("ckpt_target", "location"),
                 model=self._model(model),
-                world=self._fixture("ckpt_world"),
+                world=self._made("ckpt_world", "run"),
                 mode=self._mode(mode),
                 writer=self._writer(writer),
                 title=self._request.node.name + (f":{name}" if name else ""),
             )
-        except SettingError as error:
-            self._run.usage_errors += 1
-            raise pytest.fail.Exception(str(error), pytrace=False) from None
-        try:
             record = self._run.save(request)
+        except SettingError as error:
+            self._run.outcome.usage_errors += 1
+            raise pytest.fail.Exception(str(error), pytrace=False) from None
         except TooSlow as error:
             raise pytest.fail.Exception(str(error), pytrace=False) from None
-        if not self._disabled:
+        if not benchmark.is_disabled(self._request.config):
             self._rows.add(record, name)
-            self._run.note(name, record)
+            self._run.outcome.note(self._request.node.nodeid, name, record)
         return record
 
     def _claim(self, name: str | None) -> None:
@@ -75,6 +75,15 @@ class Saver:
 
     def _fixture(self, name: str) -> Any:
         return self._request.getfixturevalue(name)
+
+    def _made(self, name: str, attribute: str) -> Any:
+        value = self._fixture(name)
+        if not hasattr(value, attribute):
+            raise SettingError(
+                f"{name} is {value!r}, which is what the fixture makes its value from; "
+                "parametrize it with indirect=True"
+            )
+        return value
 
     def _mode(self, mode: str | None) -> str:
         if mode is None:

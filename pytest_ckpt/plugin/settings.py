@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import pytest
@@ -67,7 +69,16 @@ class Settings:
     session_time_s: float | None
     timeout_s: float
     keep: str
+    references: tuple[tuple[FunctionRef, str], ...]
+    """The user's functions that options name, each with the option."""
     reasons: dict[str, str]
+
+    def model(self, name: str | None) -> ModelSpec:
+        """Return the model called `name`, which a test may name without an option, or the first of the session."""
+        for model in self.models:
+            if name in (None, model.name):
+                return model
+        return model_spec(str(name), "ckpt_model", self.models[0].recipe)
 
 
 def read_settings(config: pytest.Config) -> Settings:
@@ -84,7 +95,7 @@ class _Reader:
         device = self._device()
         recipe = self._one("state", find_recipe, "fp32-adamw")
         return Settings(
-            targets=tuple(parse_targets(given_values(self._config, "target"))),
+            targets=tuple(map(self._from_ini_folder, parse_targets(given_values(self._config, "target")))),
             models=self._models(recipe, device),
             ranks=self._ranks(device),
             device=device,
@@ -95,8 +106,21 @@ class _Reader:
             session_time_s=self._one("session-time", _seconds, "") or None,
             timeout_s=self._one("timeout", _seconds, "30m"),
             keep=self._one("keep", _keep, "none"),
+            references=tuple(
+                (parse_reference(text, source), source)
+                for name in ("model", "writer")
+                for text, source in given_values(self._config, name)
+                if ":" in text
+            ),
             reasons=self._reasons,
         )
+
+    def _from_ini_folder(self, spec: TargetSpec) -> TargetSpec:
+        # A relative path in an ini file means one folder, wherever pytest is started.
+        ini = self._config.inipath
+        if ini is None or not spec.source.startswith("ini ") or os.path.isabs(os.path.expanduser(spec.given)):
+            return spec
+        return replace(spec, location=os.path.join(ini.parent, spec.given))
 
     def _many(self, name: str, parse: Callable[[str, str], T]) -> list[T]:
         return [parse(text, source) for text, source in given_values(self._config, name)]
@@ -163,6 +187,16 @@ def model_spec(text: str, source: str, recipe: Recipe) -> ModelSpec:
     if ":" in text:
         return ModelSpec(text.replace(":", "."), recipe, parse_reference(text, source))
     return ModelSpec(find_geometry(text, source).name, recipe)
+
+
+def require_importable(ref: FunctionRef, source: str) -> None:
+    """Raise `SettingError` where the ranks cannot find the package of `ref`; the package itself is not imported."""
+    package = ref.module.partition(".")[0]
+    if importlib.util.find_spec(package) is None:
+        raise SettingError(
+            f"{str(ref)!r} (from {source}) cannot be imported: there is no module {package!r}; write the name of one "
+            "that is installed, or lies beside the tests or in PYTHONPATH"
+        )
 
 
 def default_writer() -> FunctionRef:

@@ -39,5 +39,5 @@ def summary_lines(rows: Sequence[tuple[str | None, SaveRecord]], width: int) -> 
             first,
         )
     buffer = io.StringIO()
-    Console(file=buffer, width=max(width, 120), color_system=None, force_terminal=False).print(table)
+    Console(file=buffer, width=max(width, 120), color_system=None, markup=False, emoji=False).print(table)
     return [line.rstrip() for line in buffer.getvalue().splitlines() if line.strip()]

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from pytest_ckpt.records import Environment, Round, SaveRecord, Scenario, TargetRecord
+from pytest_ckpt.report.table import summary_lines
+
+
+def record(saves_s: list[float], mode: str = "async") -> SaveRecord:
+    return SaveRecord(
+        scenario=Scenario(
+            engine="dcp",
+            mode=mode,
+            writer="FileSystemWriter",
+            options={},
+            model="llama3-8b",
+            state="fp32-adamw",
+            params=None,
+            world_size=8,
+            mesh="shard=8",
+            device="cuda",
+        ),
+        environment=Environment(torch="2", driver=None, kernel="6", plugin="0", python="3"),
+        host="h",
+        time="t",
+        target=TargetRecord(label="nvme", kind="path", medium="storage", mount="/", filesystem="ext4"),
+        logical_bytes=10**9,
+        stored_bytes=None,
+        folder_bytes=0,
+        rounds=[
+            Round(save_s=s, stall_s=s / 10, throughput_Bps=1e9 / s, ranks=[], straggler=0, peak_rss_bytes=None)
+            for s in saves_s
+        ],
+        first_save_s=9.0,
+    )
+
+
+def test_a_line_holds_medians_with_least_and_greatest() -> None:
+    heading, line = summary_lines([(None, record([2.0, 4.0, 3.0]))], 80)
+    assert " ".join(heading.split()) == "target model ranks mode rounds save (min .. max) stall GB/s first save"
+    assert " ".join(line.split()) == "nvme llama3-8b 8 async 3 3.00 s (2.00 s .. 4.00 s) 300 ms 0.333 9.00 s"
+
+
+def test_names_get_a_column_where_there_are_any() -> None:
+    heading, one, other = summary_lines([("eight", record([1.0])), (None, record([1.0]))], 80)
+    assert heading.split()[0] == "name"
+    assert one.split()[:2] == ["eight", "nvme"]
+    assert other.split()[0] == "nvme"
+
+
+def test_a_markup_like_name_is_printed_as_it_is() -> None:
+    lines = summary_lines([("[red]", record([1.0]))], 80)
+    assert lines[1].startswith("[red]")
