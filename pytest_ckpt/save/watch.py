@@ -4,26 +4,39 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
+from collections.abc import Hashable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from pytest_ckpt.errors import CkptError
 from pytest_ckpt.save import torch_private
 
-if TYPE_CHECKING:
-    from pytest_ckpt.world.status import StatusBoard
-
 _unread: list[Future[Any]] = []
 SHARED_GROUP = "async save on training's group"
+
+
+class Phases(Protocol):
+    """Where what a rank is doing is shown: its status board."""
+
+    def enter(self, phase: str, owner: Hashable = None) -> None:
+        """`phase` begins, on this thread or that of `owner`."""
+
+    def leave(self, phase: str, owner: Hashable = None) -> None:
+        """`phase` ended."""
+
+    def mark(self, error: BaseException) -> None:
+        """`error` is leaving the phases that are open now."""
 
 
 class UnreadSave(CkptError):
     """A function returned while an async save that it started was still running."""
 
 
-def install(status: StatusBoard) -> None:
+def install(status: Phases) -> None:
     """Show DCP's events on `status`, and note every future that `async_save` hands out."""
     torch_private.dcp_logger().addHandler(_PhaseHandler(status))
+    import torch.distributed as dist
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint import state_dict_saver
 
@@ -31,11 +44,12 @@ def install(status: StatusBoard) -> None:
 
     @functools.wraps(original)
     def async_save(*args: Any, process_group: Any = None, **kwargs: Any) -> Any:
-        if process_group is None:
-            status.enter(SHARED_GROUP)
         response = original(*args, process_group=process_group, **kwargs)
         upload: Any = getattr(response, "upload_completion", response)
         _unread.append(upload)
+        if process_group is None or process_group is dist.group.WORLD:
+            status.enter(SHARED_GROUP, owner=str(id(upload)))
+            upload.add_done_callback(lambda done: status.leave(SHARED_GROUP, owner=str(id(done))))
         return response
 
     # Under both names, before a user's module can take either.
@@ -59,7 +73,7 @@ def require_saves_finished() -> None:
 
 
 class _PhaseHandler(logging.Handler):
-    def __init__(self, status: StatusBoard) -> None:
+    def __init__(self, status: Phases) -> None:
         super().__init__(logging.DEBUG)
         self._status = status
 
@@ -68,7 +82,13 @@ class _PhaseHandler(logging.Handler):
         if not isinstance(event, dict) or "func_name" not in event:
             return
         name = str(event["func_name"]).rsplit(".", 1)[-1]
-        if event.get("event") == "start":
+        what = event.get("event")
+        if what == "start":
             self._status.enter(name)
-        elif event.get("event") == "end":  # after an exception the phase stays to be seen
+        elif what == "end":
+            self._status.leave(name)
+        elif what == "exception":  # emitted where the exception is handled; inner phases are still open
+            error = sys.exc_info()[1]
+            if error is not None:
+                self._status.mark(error)
             self._status.leave(name)

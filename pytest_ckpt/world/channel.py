@@ -2,40 +2,85 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
-from multiprocessing.connection import Connection
+import struct
+import time
 from typing import Any
 
 import msgspec
 
+_LENGTH = struct.Struct("!Q")
+
+
+def encode(message: Any) -> bytes:
+    """Return plain data as it crosses a channel; `TypeError` names what is not plain."""
+    try:
+        return msgspec.msgpack.encode(message)
+    except TypeError:
+        raise
+    except (OverflowError, RecursionError, ValueError) as error:  # 2**70, a list in itself, a lone surrogate
+        raise TypeError(f"not plain data: {error}") from error
+
 
 class Channel:
-    """One end of a Unix stream socket that carries msgpack messages, so that no object and no code crosses."""
+    """One end of a Unix stream socket that carries msgpack messages, so that no object and no code crosses.
 
-    def __init__(self, connection: Connection[Any, Any]) -> None:
-        self.connection = connection
+    Every transfer can have a deadline: a rank that is stopped in the middle of a message must not hold its world.
+    """
+
+    def __init__(self, stream: socket.socket) -> None:
+        self._stream = stream
 
     @classmethod
     def connect(cls, path: str) -> Channel:
         """Return the rank's end, connected to the world that listens at `path`."""
-        client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        client.connect(path)
-        return cls(Connection(client.detach()))
+        stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        stream.connect(path)
+        return cls(stream)
 
-    def send(self, message: Any) -> None:
-        """Send plain data; `TypeError` names what is not plain, before anything is sent."""
-        self.connection.send_bytes(msgspec.msgpack.encode(message))
+    def fileno(self) -> int:
+        """Return the descriptor, for `multiprocessing.connection.wait`."""
+        return self._stream.fileno()
 
-    def receive(self) -> Any:
-        """Return the next message; `EOFError` when the other end is gone."""
-        try:
-            return msgspec.msgpack.decode(self.connection.recv_bytes())
-        except ConnectionResetError as error:
-            raise EOFError from error
+    def send(self, message: Any, timeout_s: float | None = None) -> None:
+        """Send plain data; `TypeError`, before anything is sent, where it is none; `OSError` where nobody takes it."""
+        self.send_encoded(encode(message), timeout_s)
+
+    def send_encoded(self, data: bytes, timeout_s: float | None = None) -> None:
+        """Send what `encode` returned."""
+        self._stream.settimeout(timeout_s)
+        self._stream.sendall(_LENGTH.pack(len(data)))
+        self._stream.sendall(data)
+
+    def receive(self, timeout_s: float | None = None) -> Any:
+        """Return the next message; `EOFError` when the other end is gone, `TimeoutError` past `timeout_s` seconds."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        (length,) = _LENGTH.unpack(self._read(_LENGTH.size, deadline))
+        return msgspec.msgpack.decode(self._read(length, deadline))
+
+    def shut_down(self) -> None:
+        """End the stream: what arrived can still be received, then comes `EOFError`, whoever holds the other end."""
+        with contextlib.suppress(OSError):
+            self._stream.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close this end."""
-        self.connection.close()
+        self._stream.close()
+
+    def _read(self, length: int, deadline: float | None) -> bytearray:
+        data = bytearray(length)
+        view = memoryview(data)
+        while view:
+            self._stream.settimeout(None if deadline is None else max(0.001, deadline - time.monotonic()))
+            try:
+                count = self._stream.recv_into(view)
+            except ConnectionResetError as error:
+                raise EOFError from error
+            if count == 0:
+                raise EOFError
+            view = view[count:]
+        return data
 
 
 class Listener:
@@ -46,6 +91,12 @@ class Listener:
         self._socket.bind(path)
         self._socket.listen(128)
 
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._socket.close()
+
     def accept(self, timeout_s: float) -> Channel | None:
         """Return the next rank's channel, or None when none came within `timeout_s` seconds."""
         self._socket.settimeout(timeout_s)
@@ -53,9 +104,4 @@ class Listener:
             accepted, _ = self._socket.accept()
         except TimeoutError:
             return None
-        accepted.setblocking(True)
-        return Channel(Connection(accepted.detach()))
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._socket.close()
+        return Channel(accepted)

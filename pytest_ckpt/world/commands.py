@@ -38,20 +38,20 @@ def save_round(rank: Rank, *, mode: str, writer: list[Any], location: str) -> di
     from pytest_ckpt.save import dcp, watch
     from pytest_ckpt.save.writers import make_writer
 
-    rank.memory["location"] = location
     state = rank.memory["state"]
     with rank.status.phase("change the state"):
         state.advance()
     with rank.status.phase("make the writer"):
         ref = FunctionRef(*writer)
         made = make_writer(resolve(ref, "writer"), location, str(ref))
-    gc.collect()
+    rank.memory["location"] = location  # where a failure looks for what was written
     peak = PeakMemory()
     peak.start()
     with rank.status.phase("barrier"):
         dist.barrier(group=rank.control_group)
     timed = dcp.save(mode, state.state_dict, made, rank.save_group)
     watch.require_saves_finished()
+    del rank.memory["location"]
     return {
         "called_s": timed.called_s,
         "returned_s": timed.returned_s,

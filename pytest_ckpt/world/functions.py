@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
+import os
 import sys
+import zlib
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -41,7 +43,13 @@ def reference(function: Callable[..., Any], what: str) -> FunctionRef:
         )
     if "." in name:
         raise SettingError(f"{what} {name!r} is a method; write a function at module level")
-    return FunctionRef(module, name, inspect.getsourcefile(function))
+    loaded = sys.modules.get(module)
+    if loaded is not None and getattr(loaded, name, None) is not function:
+        raise SettingError(
+            f"{what} {name!r} is not what {module}.{name} refers to, so the ranks would run something else; "
+            "give it a name of its own at module level"
+        )
+    return FunctionRef(module, name, getattr(loaded, "__file__", None))
 
 
 def parse_reference(text: str, source: str) -> FunctionRef:
@@ -55,25 +63,51 @@ def parse_reference(text: str, source: str) -> FunctionRef:
 def resolve(ref: FunctionRef, what: str) -> Callable[..., Any]:
     """Import what `ref` names; `SettingError` with the reason where that fails."""
     try:
-        module = importlib.import_module(ref.module)
-    except ModuleNotFoundError as error:
-        if ref.file is None or error.name is None or not ref.module.startswith(error.name):
-            raise SettingError(f"{what} {ref} cannot be imported: {error}") from error
-        module = _load(ref.module, ref.file)
+        module = _import(ref)
     except Exception as error:
-        raise SettingError(f"{what} {ref} cannot be imported: {type(error).__name__}: {error}") from error
+        reason = str(error) if isinstance(error, ModuleNotFoundError) else f"{type(error).__name__}: {error}"
+        raise SettingError(f"{what} {ref} cannot be imported: {reason}") from error
     function = getattr(module, ref.name, None)
     if not callable(function):
         raise SettingError(f"{what} {ref}: module {ref.module!r} has no function {ref.name!r}")
     return function  # type: ignore[no-any-return]
 
 
-def _load(name: str, file: str) -> Any:
-    """Load a module from its file: pytest's importlib mode leaves test modules off the path."""
+def _import(ref: FunctionRef) -> ModuleType:
+    """Return the module by its name, or from its file where the name means nothing or another module here.
+
+    pytest's importlib mode leaves test modules off the path, every folder may have a `conftest`, and a script's
+    `__main__` is not a rank's.
+    """
+    if ref.file is None:
+        return importlib.import_module(ref.module)
+    if ref.module != "__main__":
+        try:
+            module = importlib.import_module(ref.module)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{ref.module}.".startswith(f"{error.name}."):
+                raise  # the module was found; what it imports was not
+            return _load(ref.module, ref.file)
+        if _same_file(getattr(module, "__file__", None), ref.file):
+            return module
+    return _load(f"{ref.module.strip('_')}_{zlib.crc32(ref.file.encode()):08x}", ref.file)
+
+
+def _load(name: str, file: str) -> ModuleType:
+    if name in sys.modules:
+        return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise SettingError(f"module {name!r} cannot be loaded from {file}")
+        raise ImportError(f"{file} is no Python module")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
+
+
+def _same_file(one: str | None, other: str) -> bool:
+    return one is not None and os.path.realpath(one) == os.path.realpath(other)

@@ -57,6 +57,8 @@ class FailedRank(msgspec.Struct, kw_only=True):
     phase: str
     cause: str
     traceback: str = ""
+    stack: str = ""
+    """Python stacks of all threads of a rank that did not answer."""
     log_tail: str = ""
     hints: list[str] = []
 
@@ -74,16 +76,19 @@ class RankFailure(CkptError):
         return [rank for rank in self.failed if rank.what != "waiting"]
 
     def _lines(self) -> list[str]:
-        lines = [f"rank {f.rank} {f.what} in phase {f.phase!r}: {f.cause}" for f in self.culprits]
+        waiting = [rank for rank in self.failed if rank.what == "waiting"]
+        lines = [f"rank {f.rank} {_VERBS.get(f.what, f.what)} in phase {f.phase!r}: {f.cause}" for f in self.culprits]
         lines += list(dict.fromkeys(f"hint: {hint}" for f in self.culprits for hint in f.hints))
-        for f in self.culprits:
-            if f.traceback:
-                lines += [f"--- traceback of rank {f.rank} ---", f.traceback.rstrip()]
-            if f.log_tail:
-                lines += [f"--- log of rank {f.rank} (tail) ---", f.log_tail.rstrip()]
-        for f in self.failed:
-            if f.what == "waiting":
-                lines.append(f"rank {f.rank} was waiting in phase {f.phase!r}: {f.cause}")
-                if f.log_tail:
-                    lines += [f"--- log of rank {f.rank} (tail) ---", f.log_tail.rstrip()]
+        lines += [f"rank {f.rank} was waiting in phase {f.phase!r}: {f.cause}" for f in waiting]
+        for f in self.culprits + waiting:
+            for title, text in (
+                (f"traceback of rank {f.rank}", f.traceback),
+                (f"stack of rank {f.rank}", f.stack),
+                (f"log of rank {f.rank} (tail)", f.log_tail),
+            ):
+                if text.strip():
+                    lines += [f"--- {title} ---", text.strip("\n")]
         return lines
+
+
+_VERBS = {"stuck": "is stuck"}

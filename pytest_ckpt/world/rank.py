@@ -14,12 +14,13 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from pytest_ckpt.world.channel import Channel
+from pytest_ckpt.world.channel import Channel, encode
 from pytest_ckpt.world.context import Rank
 from pytest_ckpt.world.functions import FunctionRef, resolve
 from pytest_ckpt.world.status import StatusBoard
 
 _PR_SET_PDEATHSIG = 1
+_NEVER = timedelta(days=20)  # the parent's deadline comes first: gloo's own can name neither rank nor phase
 
 
 def die_with(parent: int) -> None:
@@ -45,7 +46,7 @@ def main(socket_path: str, status_path: str, store_path: str, parent: int) -> No
             rank = _join(number, setup, store_path, status)
     except BaseException as error:
         channel.send({"error": _describe(error, status)})
-        raise
+        return
     channel.send({"value": "ready"})
     _serve(channel, rank)
     _leave()
@@ -63,10 +64,8 @@ def _join(number: int, setup: dict[str, Any], store_path: str, status: StatusBoa
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     size = int(os.environ["WORLD_SIZE"])
-    # The parent's deadline comes first: it can name rank and phase, gloo's own can name neither.
-    timeout = timedelta(seconds=setup["timeout_s"] + 60)
     dist.init_process_group(
-        setup["backend"], init_method=f"file://{store_path}", rank=number, world_size=size, timeout=timeout
+        setup["backend"], init_method=f"file://{store_path}", rank=number, world_size=size, timeout=_NEVER
     )
     watch.install(status)
     return Rank(
@@ -74,39 +73,47 @@ def _join(number: int, setup: dict[str, Any], store_path: str, status: StatusBoa
         size=size,
         device=device,
         mesh=init_device_mesh(device.type, (size,), mesh_dim_names=("shard",)),
-        control_group=dist.new_group(backend="gloo", timeout=timeout),
-        save_group=dist.new_group(backend="gloo", timeout=timeout),
+        control_group=dist.new_group(backend="gloo", timeout=_NEVER),
+        save_group=dist.new_group(backend="gloo", timeout=_NEVER),
         status=status,
     )
 
 
 def _serve(channel: Channel, rank: Rank) -> None:
-    from pytest_ckpt.save import watch
-
     while True:
         try:
             command = channel.receive()
         except EOFError:
             return
         rank.status.clear()
-        try:
+        reply = _reply(rank, command)
+        with rank.status.phase("send the reply"):
+            channel.send_encoded(reply)
+
+
+def _reply(rank: Rank, command: dict[str, Any]) -> bytes:
+    from pytest_ckpt.save import watch
+
+    name = command["function"][1]
+    try:
+        with rank.status.phase(name):
             function = resolve(FunctionRef(*command["function"]), "function")
-            with rank.status.phase(command["function"][1]):
-                value = function(rank, **command["arguments"])
-                watch.require_saves_finished()
-            reply = {"value": value}
-        except BaseException as error:
-            reply = {"error": _describe(error, rank.status)}
-        try:
-            channel.send(reply)
-        except TypeError as error:
-            channel.send({"error": _describe(error, rank.status)})
+            value = function(rank, **command["arguments"])
+            watch.require_saves_finished()
+            try:
+                return encode({"value": value})
+            except TypeError as error:
+                raise TypeError(f"{name} returned what is no plain data and stays in its rank: {error}") from None
+    except BaseException as error:
+        return encode({"error": _describe(error, rank.status, rank.memory)})
 
 
-def _describe(error: BaseException, status: StatusBoard) -> dict[str, Any]:
+def _describe(error: BaseException, status: StatusBoard, memory: dict[str, Any] | None = None) -> dict[str, Any]:
     from pytest_ckpt.save.failures import describe
 
-    return {"at_s": time.monotonic(), "phase": status.text(), **describe(error)}
+    memory = memory or {}
+    described = describe(error, memory.get("location"), getattr(memory.get("state"), "logical_bytes", None))
+    return {"at_s": time.monotonic(), "phase": status.phase_of(error), **described}
 
 
 def _leave() -> None:

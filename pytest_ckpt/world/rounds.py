@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -148,7 +149,8 @@ class _Run:
             )
         except BaseException:
             if not (self.plan.keep_failed or self.plan.keep_all):
-                self.folder.remove(location)
+                with contextlib.suppress(OSError):  # why the save failed is what people must read
+                    self.folder.remove(location)
             raise
         self.progress.step(f"{what}: cleaning", None, 0)
         self.stored_bytes = replies[0]["stored_bytes"]
@@ -175,7 +177,7 @@ def affordable_rounds(wanted: int, round_s: float, max_time_s: float, save_s: fl
     least number that can be judged does not fit.
     """
     least = min(wanted, LEAST_ROUNDS)
-    count = min(wanted, int((max_time_s - round_s) / round_s))
+    count = int(min(wanted, (max_time_s - round_s) / round_s)) if round_s > 0 else wanted
     if count < least:
         raise TooSlow(
             f"too slow for the time allowed: the warm-up save took {format_seconds(save_s)} "

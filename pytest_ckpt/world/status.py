@@ -1,6 +1,6 @@
 """What a rank is doing, readable by its parent at any time, also when the rank is stopped or dead.
 
-A rank writes a line into a small memory-mapped file; the parent maps the same file. Nothing travels over the command
+A rank writes a line into a small memory-mapped file; the parent reads the same file. Nothing travels over the command
 channel while a save is timed.
 """
 
@@ -10,13 +10,14 @@ import mmap
 import struct
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 _HEADER = struct.Struct("<Qd")  # length of the text, CLOCK_MONOTONIC of the change
 _SIZE = 1024
+_MARK = "_ckpt_phase"
 
 
 class Status(NamedTuple):
@@ -27,37 +28,58 @@ class Status(NamedTuple):
 
 
 class StatusBoard:
-    """A rank's side: the phases that are open, per thread, outermost first."""
+    """A rank's side: the phases that are open, outermost first, of the main thread and of those in the background."""
 
     def __init__(self, path: str) -> None:
         with open(path, "r+b") as file:
             self._map = mmap.mmap(file.fileno(), _SIZE)
         self._lock = threading.Lock()
-        self._open: dict[int, list[str]] = {}
+        self._open: dict[Hashable, list[str]] = {}
         self._publish()
 
-    def enter(self, phase: str) -> None:
-        """Note that this thread begins `phase`."""
+    def enter(self, phase: str, owner: Hashable = None) -> None:
+        """Note that this thread begins `phase`; with an `owner`, any thread may end it."""
         with self._lock:
-            self._open.setdefault(threading.get_ident(), []).append(phase)
+            self._open.setdefault(owner or threading.get_ident(), []).append(phase)
             self._publish()
 
-    def leave(self, phase: str) -> None:
-        """Note that this thread ended `phase`, and whatever it had begun within it and never ended."""
+    def leave(self, phase: str, owner: Hashable = None) -> None:
+        """Note that `phase` ended, and whatever had begun within it and never ended."""
+        owner = owner or threading.get_ident()
         with self._lock:
-            phases = self._open.get(threading.get_ident(), [])
+            phases = self._open.get(owner, [])
             if phase in phases:
                 del phases[len(phases) - 1 - phases[::-1].index(phase) :]
             if not phases:
-                self._open.pop(threading.get_ident(), None)
+                self._open.pop(owner, None)
             self._publish()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Hold `name` open for the length of the block; it stays to be seen where the block raises."""
+        """Hold `name` open for the length of the block; an exception that leaves it is marked with its phase."""
         self.enter(name)
-        yield
-        self.leave(name)
+        try:
+            yield
+        except BaseException as error:
+            self.mark(error)
+            raise
+        finally:
+            self.leave(name)
+
+    def mark(self, error: BaseException) -> None:
+        """Note on `error` which phases are open, unless it was marked further in."""
+        if not hasattr(error, _MARK):
+            with suppress(Exception):  # an exception class with slots takes no mark
+                setattr(error, _MARK, self.text())
+
+    def phase_of(self, error: BaseException) -> str:
+        """Return the phases that were open where `error` began."""
+        chain: BaseException | None = error
+        while chain is not None:
+            if hasattr(chain, _MARK):
+                return str(getattr(chain, _MARK))
+            chain = chain.__cause__ or chain.__context__
+        return self.text()
 
     def clear(self) -> None:
         """Forget all open phases: the next command begins."""
@@ -66,13 +88,18 @@ class StatusBoard:
             self._publish()
 
     def text(self) -> str:
-        """Return the open phases, the threads separated by `; `."""
-        return "; ".join(" > ".join(phases) for phases in list(self._open.values())) or "idle"
+        """Return the open phases: `save_round; in the background: save > write_data`."""
+        main = threading.main_thread().ident
+        parts = []
+        for owner, phases in list(self._open.items()):
+            in_background = isinstance(owner, int) and owner != main
+            parts.append(("in the background: " if in_background else "") + " > ".join(phases))
+        return "; ".join(parts) or "idle"
 
     def _publish(self) -> None:
-        text = self.text().encode()[: _SIZE - _HEADER.size]
-        self._map[_HEADER.size : _HEADER.size + len(text)] = text
-        self._map[: _HEADER.size] = _HEADER.pack(len(text), time.monotonic())
+        text = self.text().encode(errors="replace")[: _SIZE - _HEADER.size]
+        record = _HEADER.pack(len(text), time.monotonic()) + text
+        self._map[: len(record)] = record  # one copy, so that a reader hardly ever sees half of it
 
 
 def create_status_file(path: Path) -> None:

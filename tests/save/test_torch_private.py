@@ -1,0 +1,85 @@
+"""Says which torch broke which private name that we cannot do without."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.checkpoint import state_dict_saver
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.planner import SavePlanner
+
+from pytest_ckpt.save import torch_private
+
+BROKEN = f"torch {torch.__version__} has changed what pytest_ckpt/save/torch_private.py relies on: "
+
+
+class _Listener(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.events: list[tuple[str, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        event = record.msg
+        assert isinstance(event, dict), BROKEN + f"an event of its logger is {type(event).__name__}"
+        self.events.append((str(event["func_name"]).rsplit(".", 1)[-1], str(event["event"])))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_logger_of_dcp_tells_the_phases_of_a_save(tmp_path: Path) -> None:
+    listener = _Listener()
+    logger = torch_private.dcp_logger()
+    logger.addHandler(listener)
+    try:
+        state_dict_saver.save({"a": torch.ones(3)}, storage_writer=FileSystemWriter(tmp_path))
+    finally:
+        logger.removeHandler(listener)
+    for phase in ("save", "local_step", "global_step", "write_data", "finish_checkpoint"):
+        for event in ("start", "end"):
+            assert (phase, event) in listener.events, BROKEN + f"no event {event!r} of {phase!r}"
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_logger_of_dcp_tells_of_an_exception_where_it_is_handled(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    listener = _Listener()
+    logger = torch_private.dcp_logger()
+    logger.addHandler(listener)
+    try:
+        with pytest.raises(BaseException, match="file"):
+            state_dict_saver.save({"a": torch.ones(3)}, storage_writer=FileSystemWriter(tmp_path / "file"))
+    finally:
+        logger.removeHandler(listener)
+    assert ("save", "exception") in listener.events, BROKEN + "no exception event of 'save'"
+
+
+@pytest.mark.parametrize("name", torch_private.PLAN_CACHES)
+def test_plan_cache_is_a_dictionary_of_the_planner_class_and_is_cleared(name: str) -> None:
+    cache = getattr(SavePlanner, name, None)
+    assert isinstance(cache, dict), BROKEN + f"SavePlanner.{name} is {type(cache).__name__}"
+    cache["planted"] = None
+    torch_private.clear_plan_caches()
+    assert cache == {}
+
+
+def test_planner_class_has_no_other_cache() -> None:
+    caches = {name for name in vars(SavePlanner) if name.startswith("_cached")}
+    assert caches == set(torch_private.PLAN_CACHES), BROKEN + "it caches something else too"
+
+
+def test_checkpoint_exception_names_the_ranks_it_began_in() -> None:
+    from torch.distributed.checkpoint.api import CheckpointException, _wrap_exception
+
+    error = CheckpointException("write", {3: _wrap_exception(OSError("planted"))})
+    failures = torch_private.wrapped_failures(error)
+    assert list(failures) == [3], BROKEN + "CheckpointException.failures"
+    assert str(failures[3][0]) == "planted"
+    assert torch_private.wrapped_failures(OSError()) == {}
+
+
+def test_async_save_is_where_watch_replaces_it() -> None:
+    from torch.distributed import checkpoint
+
+    assert checkpoint.async_save is state_dict_saver.async_save, BROKEN + "async_save has moved"  # type: ignore[attr-defined]
