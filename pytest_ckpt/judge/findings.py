@@ -40,6 +40,11 @@ def bottleneck(findings: list[Finding]) -> str | None:
     return next((f.id for f in findings if f.explains_s), None)
 
 
+def is_synced(record: SaveRecord) -> bool:
+    """Return whether the writer was seen to sync files, or could not be watched."""
+    return any(r.synced_files for r in record.rounds) or not any(r.traced for r in record.rounds)
+
+
 def phase_medians(record: SaveRecord) -> dict[str, float]:
     """Return the median seconds of each phase on the slowest rank, over the rounds."""
     names = dict.fromkeys(name for r in record.rounds for name in r.phases)
@@ -51,7 +56,7 @@ def storage_bound(record: SaveRecord) -> Finding | None:
     seconds = _seconds(record, *_STORAGE)
     if not _bounds(record, seconds, _SERIALIZE, _COPY, _PLAN):
         return None
-    synced = _is_synced(record)
+    synced = is_synced(record)
     rate = _storage_Bps(record, synced)
     evidence: dict[str, Evidence] = {
         "write_s": _seconds(record, "write"),
@@ -144,7 +149,7 @@ def straggler(record: SaveRecord) -> Finding | None:
 
 def page_cache_only(record: SaveRecord) -> Finding | None:
     """The save ended in the page cache: nothing was synced, and the storage behind is slower."""
-    if _is_synced(record) or record.target.medium == "memory":
+    if is_synced(record) or record.target.medium == "memory":
         return None
     durable = _storage_Bps(record, True)
     evidence: dict[str, Evidence] = {"throughput_Bps": record.throughput_Bps}
@@ -296,7 +301,7 @@ def uneven_bytes(record: SaveRecord) -> Finding | None:
 
 def not_durable(record: SaveRecord) -> Finding | None:
     """Files were written and none was synced."""
-    if _is_synced(record) or not record.rounds or record.target.medium == "memory":
+    if is_synced(record) or not record.rounds or record.target.medium == "memory":
         return None
     text = "not-durable: no file was synced before the save returned, so a power cut can lose it"
     return _finding(
@@ -360,7 +365,3 @@ def _storage_Bps(record: SaveRecord, synced: bool) -> float | None:
 
 def _share(seconds: float, record: SaveRecord) -> str:
     return f"{100 * seconds / record.save_s:.0f} %"
-
-
-def _is_synced(record: SaveRecord) -> bool:
-    return any(r.synced_files for r in record.rounds) or not any(r.traced for r in record.rounds)

@@ -6,16 +6,18 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 import pytest_ckpt
 from pytest_ckpt.errors import SettingError
+from pytest_ckpt.report.explain import explain_lines, read_records
 from pytest_ckpt.target.clean import clean
 from pytest_ckpt.target.interface import Leftover
 from pytest_ckpt.target.path import open_target
 from pytest_ckpt.target.spec import parse_target
-from pytest_ckpt.units import format_bytes
+from pytest_ckpt.units import format_bytes, parse_bytes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,6 +42,18 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("target", nargs="+", metavar="[LABEL=]PATH", help="folder to save into")
     run.set_defaults(do=_run)
 
+    explaining = verbs.add_parser("explain", help="say where the time went in a result file, and what to do")
+    explaining.add_argument("file", nargs="?", metavar="RUN.json", help="default: the last run in this folder")
+    explaining.add_argument("-v", "--verbose", action="store_true", help="all findings, probes and ranks")
+    explaining.set_defaults(do=_explain)
+
+    probing = verbs.add_parser("probe", help="measure TARGET without saving, beside what misleads people")
+    probing.add_argument("target", metavar="[LABEL=]PATH", help="folder to measure")
+    probing.add_argument("--ranks", type=int, default=2, metavar="N", help="processes that write at once; default: 2")
+    probing.add_argument("--size", default="2GiB", metavar="SIZE", help="most bytes of each probe; default: 2GiB")
+    probing.add_argument("--checkpoint", metavar="DIR", help="a saved checkpoint, to be copied as cp -r does")
+    probing.set_defaults(do=_probe)
+
     cleaning = verbs.add_parser("clean", help="remove what killed runs left in TARGET, and nothing else")
     cleaning.add_argument("target", metavar="PATH", help="folder that was a target")
     cleaning.add_argument("--kept", action="store_true", help="remove also what --ckpt-keep kept")
@@ -53,6 +67,31 @@ def _run(options: argparse.Namespace, rest: list[str]) -> int:
     command = [sys.executable, "-m", "pytest", "--pyargs", "pytest_ckpt.suites", *targets, *rest]
     sys.stdout.flush()
     os.execv(command[0], command)
+
+
+def _explain(options: argparse.Namespace, rest: list[str]) -> int:
+    path = Path(options.file) if options.file else Path(".pytest_cache/d/ckpt/last.json")
+    if not options.file and not path.exists():
+        raise SettingError(f"there is no last run in this folder ({path} is missing); give a result file")
+    for name, record in read_records(path):
+        print(name)
+        print("\n".join(explain_lines(record, verbose=options.verbose)))
+    return 0
+
+
+def _probe(options: argparse.Namespace, rest: list[str]) -> int:
+    from pytest_ckpt.plugin.probe import probe_target
+
+    try:
+        size = parse_bytes(options.size)
+    except ValueError as error:
+        raise SettingError(f"{error} (from --size)") from error
+    if options.ranks < 1:
+        raise SettingError(f"{options.ranks} ranks (from --ranks) cannot write; write 1 or more")
+    target = open_target(parse_target(options.target, "pytest-ckpt probe"))
+    for line in probe_target(target, options.ranks, size, options.checkpoint):
+        print(line, flush=True)
+    return 0
 
 
 def _clean(options: argparse.Namespace, rest: list[str]) -> int:

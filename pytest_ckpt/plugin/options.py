@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -16,6 +16,8 @@ class Option:
     metavar: str
     help: str
     repeatable: bool = False
+    switch: bool = False
+    """Takes no value on the command line; `on` or `off` in an ini file."""
 
     @property
     def flag(self) -> str:
@@ -45,6 +47,9 @@ OPTIONS = (
     Option("session-time", "TIME", "time for all scenarios together; default: none"),
     Option("timeout", "TIME", "deadline for one command of the ranks, a save included; default: 30m"),
     Option("keep", "none|failed|all", "checkpoints to keep afterwards; default: none"),
+    Option("probe", "SIZE|off", "most bytes that a probe of the storage writes; default: 2GiB"),
+    Option("survey", "", "probe the other writable volumes of the machine too; default: off", switch=True),
+    Option("trace", "FILE", "write all ranks' spans for ui.perfetto.dev; default: none"),
 )
 
 
@@ -52,14 +57,7 @@ def add_options(parser: pytest.Parser) -> None:
     """Declare all of `OPTIONS` to pytest."""
     group = parser.getgroup("ckpt", "distributed checkpoint saves (pytest-ckpt)")
     for option in OPTIONS:
-        group.addoption(
-            option.flag,
-            action="append" if option.repeatable else "store",
-            dest=option.key,
-            metavar=option.metavar,
-            default=None,
-            help=option.help,
-        )
+        group.addoption(option.flag, dest=option.key, default=None, help=option.help, **_argument(option))
         parser.addini(
             option.key,
             option.help,
@@ -89,6 +87,12 @@ def _ini_source(config: pytest.Config, option: Option) -> str:
     if config.inipath is None or any(o.partition("=")[0].strip() == option.key for o in overrides):
         return f"-o {option.key}"
     return f"ini option {option.key} in {config.inipath.name}"
+
+
+def _argument(option: Option) -> dict[str, Any]:
+    if option.switch:
+        return {"action": "store_const", "const": "on"}
+    return {"action": "append" if option.repeatable else "store", "metavar": option.metavar}
 
 
 def _ini_type(option: Option) -> Literal["linelist", "string"]:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_ckpt.errors import SettingError
+from pytest_ckpt.measure.spans import Span
 from pytest_ckpt.plugin import benchmark
 from pytest_ckpt.records import SaveRecord
+from pytest_ckpt.report.chrome import trace_events
+from pytest_ckpt.report.explain import explain_lines
 from pytest_ckpt.report.table import summary_lines
 
 
@@ -21,6 +28,35 @@ class Outcome:
         self.kept: list[str] = []
         self.left: list[str] = []
         self.usage_errors = 0
+        self._trace_file: Path | None = None
+        self._trace: list[dict[str, Any]] = []
+        self._traced = 0
+
+    def open_trace(self, path: str) -> None:
+        """Make the file for the spans now, so that a wrong path is found before anything runs."""
+        self._trace_file = Path(path)
+        try:
+            self._write_trace()
+        except OSError as error:
+            raise SettingError(
+                f"--ckpt-trace {path!r} cannot be written: {error.strerror}; write another path"
+            ) from None
+
+    def note_spans(self, title: str, rounds: Sequence[Sequence[Sequence[Span]]]) -> None:
+        """Add the spans of a scenario's rounds to the trace file, if there is one."""
+        if self._trace_file is None:
+            return
+        self._traced += 1
+        by_rank = [
+            {rank: [(s.phase, s.start_s, s.end_s) for s in spans] for rank, spans in enumerate(ranks)}
+            for ranks in rounds
+        ]
+        self._trace += trace_events(title, self._traced, by_rank)
+        self._write_trace()
+
+    def _write_trace(self) -> None:
+        assert self._trace_file is not None
+        self._trace_file.write_text(json.dumps({"traceEvents": self._trace, "displayTimeUnit": "ms"}))
 
     def note(self, nodeid: str, name: str | None, record: SaveRecord) -> None:
         """Keep a finished scenario for the table, and in the file of the last run; a rerun replaces its row."""
@@ -45,6 +81,9 @@ class Outcome:
             rows = [(name, record) for (_, name), record in self._rows.items()]
             for line in summary_lines(rows, terminalreporter._tw.fullwidth):
                 terminalreporter.write_line(line)
+            for _, record in rows if verbosity >= 0 else ():
+                for line in explain_lines(record, verbose=verbosity > 0):
+                    terminalreporter.write_line(line)
             for name, record in rows:
                 for note in record.notes:
                     terminalreporter.write_line(f"{name or record.scenario.mode}: {note}")

@@ -8,8 +8,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
 
+import msgspec
+import psutil
+
 import pytest_ckpt
+from pytest_ckpt.judge import findings
+from pytest_ckpt.judge.bounds import efficiency
 from pytest_ckpt.plugin.settings import ModelSpec, WriterSpec
+from pytest_ckpt.plugin.survey import Survey, bounds_of
 from pytest_ckpt.records import Environment, SaveRecord, Scenario, TargetRecord
 from pytest_ckpt.target.interface import Target
 from pytest_ckpt.world.interface import World
@@ -28,22 +34,30 @@ class SaveRequest:
     title: str
 
 
-def make_record(request: SaveRequest, measured: Measured, began: datetime) -> SaveRecord:
-    """Return the record of a scenario that began at `began` (UTC)."""
-    target = request.target
-    return SaveRecord(
-        scenario=Scenario(
-            engine="dcp",
-            mode=request.mode,
-            writer=request.writer.name,
-            options={},
-            model=request.model.name,
-            state=request.model.recipe.name if request.model.function is None else "user",
-            params=request.model.parameters,
-            world_size=request.world.size,
-            mesh=f"shard={request.world.size}",
-            device=request.world.device,
-        ),
+def scenario_of(request: SaveRequest) -> Scenario:
+    """Return what identifies the figures of a request."""
+    return Scenario(
+        engine="dcp",
+        mode=request.mode,
+        writer=request.writer.name,
+        options={},
+        model=request.model.name,
+        state=request.model.recipe.name if request.model.function is None else "user",
+        params=request.model.parameters,
+        world_size=request.world.size,
+        mesh=f"shard={request.world.size}",
+        device=request.world.device,
+    )
+
+
+def make_record(
+    request: SaveRequest, measured: Measured, began: datetime, survey: Survey, targets: list[Target]
+) -> SaveRecord:
+    """Return the record of a scenario that began at `began` (UTC), with what `survey` knows of its target."""
+    target, scenario = request.target, scenario_of(request)
+    identity, probes = survey.identity(target), survey.probes_of(target, request.world)
+    record = SaveRecord(
+        scenario=scenario,
         environment=_environment(),
         host=socket.gethostname(),
         time=began.isoformat(),
@@ -53,14 +67,31 @@ def make_record(request: SaveRequest, measured: Measured, began: datetime) -> Sa
             medium=target.medium,
             mount=target.mount,
             filesystem=target.filesystem,
+            device_model=identity.device_model,
+            storage_class=identity.storage_class,
+            storage_rule=identity.rule,
+            root_filesystem=identity.root_filesystem,
         ),
         logical_bytes=measured.logical_bytes,
         stored_bytes=measured.stored_bytes,
         folder_bytes=measured.folder_bytes,
         rounds=measured.rounds,
         first_save_s=measured.first_save.save_s,
+        probes=probes,
+        other_volumes=survey.other_volumes(target, targets, request.world, measured.logical_bytes),
+        memory_bytes=psutil.virtual_memory().total,
         notes=measured.notes,
     )
+    expected = bounds_of(scenario, record.logical_bytes, probes)
+    bounds = bounds_of(scenario, record.logical_bytes, probes, findings.is_synced(record))
+    record = msgspec.structs.replace(
+        record,
+        predicted_s=expected.predicted_s if expected else None,
+        bounds=bounds,
+        efficiency=efficiency(bounds.overlapped_s, record.save_s) if bounds else None,
+    )
+    found = findings.find(record)
+    return msgspec.structs.replace(record, findings=found, bottleneck=findings.bottleneck(found))
 
 
 def _environment() -> Environment:

@@ -15,8 +15,9 @@ from pytest_ckpt.errors import SettingError, TooSlow, unknown_name
 from pytest_ckpt.plugin import benchmark, plan
 from pytest_ckpt.plugin.interrupts import ending_signals_interrupt
 from pytest_ckpt.plugin.outcome import Outcome
-from pytest_ckpt.plugin.record import SaveRequest, make_record
+from pytest_ckpt.plugin.record import SaveRequest, make_record, scenario_of
 from pytest_ckpt.plugin.settings import Settings, require_importable
+from pytest_ckpt.plugin.survey import SURVEY_BYTES, Survey, prediction_lines
 from pytest_ckpt.plugin.terminal import TerminalProgress
 from pytest_ckpt.records import SaveRecord
 from pytest_ckpt.target.interface import Target, WorkFolder
@@ -42,6 +43,7 @@ class Run:
         self._targets: dict[str, Target] = {}
         self._folders: dict[str, WorkFolder] = {}
         self._worlds: dict[int, SpawnedWorld] = {}
+        self._survey = Survey(self.settings.probe_bytes, self.settings.survey)
         self._state_bytes = 0
         self._failed: set[str] = set()
         self._began = time.monotonic()
@@ -55,6 +57,8 @@ class Run:
             self._warnings += target.check()
         for need in self._needs:
             need.check()
+        if self.settings.trace_file is not None and saving:
+            self.outcome.open_trace(self.settings.trace_file)
 
     def pytest_report_collectionfinish(self) -> list[str]:
         """Print what was chosen and why."""
@@ -114,7 +118,9 @@ class Run:
         settings = self.settings
         began = datetime.now(timezone.utc)
         self._failed.add(request.target.label)  # until the opposite is known: an interrupt is a failure too
+        progress = TerminalProgress(self.config, request.title, folder.bytes_in)
         try:
+            self._probe(request, progress)
             measured = measure_rounds(
                 request.world,
                 folder,
@@ -131,15 +137,30 @@ class Run:
                     single=benchmark.is_disabled(self.config),
                     keep_all=settings.keep == "all",
                     keep_failed=settings.keep == "failed",
+                    devices=self._survey.devices(request.target),
                 ),
-                TerminalProgress(self.config, request.title, folder.bytes_in),
+                progress,
             )
         except RankFailure as failure:
             raise pytest.fail.Exception(
                 f"{request.title}: {failure}\n{plan.space_line(request.target)}", pytrace=False
             ) from None
         self._failed.discard(request.target.label)
-        return make_record(request, measured, began)
+        self.outcome.note_spans(request.title, measured.spans)
+        return make_record(request, measured, began, self._survey, list(self._targets.values()))
+
+    def _probe(self, request: SaveRequest, progress: TerminalProgress) -> None:
+        """Probe every target of the session before the first save, so that each record can name a faster one."""
+        if benchmark.is_disabled(self.config):
+            return
+        state = request.model.state_bytes or SURVEY_BYTES
+        for target in dict.fromkeys([request.target, *(need.target for need in self._needs)]):
+            if self._survey.probe(target, request.world, self.folder(target), state, progress):
+                probes = self._survey.probes_of(target, request.world)
+                assert probes is not None
+                for line in prediction_lines(target, scenario_of(request), state, probes):
+                    progress.say(line)
+        self._survey.probe_others(list(self._targets.values()), request.world, progress)
 
     def close(self) -> None:
         """End the ranks, then remove or keep the work folders."""

@@ -18,7 +18,7 @@ from pytest_ckpt.model.recipe import Recipe, find_recipe, state_bytes
 from pytest_ckpt.plugin.options import given_values
 from pytest_ckpt.save.writers import DEFAULT_WRITER, MODES, file_system_writer
 from pytest_ckpt.target.spec import TargetSpec, parse_targets
-from pytest_ckpt.units import parse_seconds
+from pytest_ckpt.units import parse_bytes, parse_seconds
 from pytest_ckpt.world.functions import FunctionRef, parse_reference, reference
 
 T = TypeVar("T")
@@ -69,6 +69,10 @@ class Settings:
     session_time_s: float | None
     timeout_s: float
     keep: str
+    probe_bytes: int
+    """Most bytes of a probe; zero: none is made."""
+    survey: bool
+    trace_file: str | None
     references: tuple[tuple[FunctionRef, str], ...]
     """The user's functions that options name, each with the option."""
     reasons: dict[str, str]
@@ -106,6 +110,9 @@ class _Reader:
             session_time_s=self._one("session-time", _seconds, "") or None,
             timeout_s=self._one("timeout", _seconds, "30m"),
             keep=self._one("keep", _keep, "none"),
+            probe_bytes=self._one("probe", _probe_bytes, "2GiB"),
+            survey=self._one("survey", _on_or_off, "off"),
+            trace_file=self._one("trace", lambda text, source: text, "") or None,
             references=tuple(
                 (parse_reference(text, source), source)
                 for name in ("model", "writer")
@@ -208,6 +215,21 @@ def _mode(text: str, source: str) -> str:
     if text not in MODES:
         raise unknown_name("mode", text, MODES, source)
     return text
+
+
+def _probe_bytes(text: str, source: str) -> int:
+    if text == "off":
+        return 0
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise SettingError(f"{error}, or off (from {source})") from error
+
+
+def _on_or_off(text: str, source: str) -> bool:
+    if text not in ("on", "off"):
+        raise unknown_name("value of --ckpt-survey", text, ("on", "off"), source)
+    return text == "on"
 
 
 def _keep(text: str, source: str) -> str:

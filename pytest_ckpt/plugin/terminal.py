@@ -55,6 +55,11 @@ class TerminalProgress:
             self._write("")
             self._reporter.rewrite("")  # the next line starts where this one stood
 
+    def say(self, line: str) -> None:
+        """Write a line that stays, unless the user asked for quiet."""
+        if not self._quiet:
+            self._write(line, stays=True)
+
     def _line(self, elapsed_s: float) -> str:
         parts = [f"ckpt {self._title}: {self._what}"]
         if self._location is not None and self._expected_bytes:
@@ -70,19 +75,24 @@ class TerminalProgress:
         parts.append(format_seconds(elapsed_s))
         return ", ".join(parts)
 
-    def _write(self, line: str) -> None:
+    def _write(self, line: str, stays: bool = False) -> None:
         if self._capture is None:
-            self._draw(line)
+            self._draw(line, stays)
             return
         with self._capture.global_and_fixture_disabled():
-            self._draw(line)
+            self._draw(line, stays)
 
-    def _draw(self, line: str) -> None:
+    def _draw(self, line: str, stays: bool) -> None:
         self._reporter.ensure_newline()
-        if self._tty:
+        if stays and self._tty and self._drawn:
+            self._reporter.rewrite("", erase=True)
+            self._reporter.rewrite("")
+        if stays:
+            self._reporter.write_line(line)
+        elif self._tty:
             width = self._reporter._tw.fullwidth - 1
             self._reporter.rewrite(line[:width], erase=True)
         else:
             self._reporter.write_line(line)
         self._reporter.flush()
-        self._drawn = True
+        self._drawn = not stays

@@ -10,6 +10,7 @@ from torch.distributed.checkpoint import state_dict_saver
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.checkpoint.metadata import Metadata
+    from torch.distributed.checkpoint.planner import SavePlanner
     from torch.distributed.checkpoint.storage import StorageWriter
 
 
@@ -22,17 +23,23 @@ class TimedSave(NamedTuple):
     metadata: Metadata
 
 
-def save(mode: str, state_dict: dict[str, Any], writer: StorageWriter, group: ProcessGroup) -> TimedSave:
+def save(
+    mode: str,
+    state_dict: dict[str, Any],
+    writer: StorageWriter,
+    group: ProcessGroup,
+    planner: SavePlanner | None = None,
+) -> TimedSave:
     """Save `state_dict` with `writer`; `mode` is `sync` (`dcp.save`) or `async` (`dcp.async_save`, thread).
 
     Readings: before the call; when it returned, from where on training could go on; when the checkpoint was complete.
     """
     called = time.monotonic()
     if mode == "sync":
-        metadata = state_dict_saver.save(state_dict, storage_writer=writer, process_group=group)
+        metadata = state_dict_saver.save(state_dict, storage_writer=writer, planner=planner, process_group=group)
         completed = time.monotonic()
         return TimedSave(called, completed, completed, metadata)
-    upload = state_dict_saver.async_save(state_dict, storage_writer=writer, process_group=group)
+    upload = state_dict_saver.async_save(state_dict, storage_writer=writer, planner=planner, process_group=group)
     returned = time.monotonic()
     metadata = upload.result()  # type: ignore[union-attr]  # AsyncSaveResponse only from stagers with futures
     return TimedSave(called, returned, time.monotonic(), metadata)

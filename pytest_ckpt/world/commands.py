@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
+from contextlib import nullcontext
 from typing import Any
 
+import msgspec
+
 from pytest_ckpt.measure.memory import PeakMemory
+from pytest_ckpt.measure.resources import BlockDevices, ProcessUsage
 from pytest_ckpt.world.context import Rank
 from pytest_ckpt.world.functions import FunctionRef, resolve
 
@@ -27,8 +31,12 @@ def prepare(rank: Rank, *, model: str, state: str, function: list[Any] | None) -
     return {"logical_bytes": rank.memory["state"].logical_bytes}
 
 
-def save_round(rank: Rank, *, mode: str, writer: list[Any], location: str) -> dict[str, Any]:
-    """Save the state once into the fresh `location` and return this rank's clock readings and peak memory.
+def save_round(
+    rank: Rank, *, mode: str, writer: list[Any], location: str, trace: bool = True, devices: list[str] | None = None
+) -> dict[str, Any]:
+    """Save the state once into the fresh `location` and return this rank's clock readings, trace and resources.
+
+    `devices` are the numbers of the block devices below the target, whose counters rank 0 reads.
 
     Only the save itself lies between the readings: changing the state, making the writer and waiting for the other
     ranks come before.
@@ -36,6 +44,7 @@ def save_round(rank: Rank, *, mode: str, writer: list[Any], location: str) -> di
     import torch.distributed as dist
 
     from pytest_ckpt.save import dcp, watch
+    from pytest_ckpt.save.trace import SaveTrace
     from pytest_ckpt.save.writers import make_writer
 
     state = rank.memory["state"]
@@ -45,19 +54,31 @@ def save_round(rank: Rank, *, mode: str, writer: list[Any], location: str) -> di
         ref = FunctionRef(*writer)
         made = make_writer(resolve(ref, "writer"), location, str(ref))
     rank.memory["location"] = location  # where a failure looks for what was written
-    peak = PeakMemory()
+    tracer = SaveTrace() if trace else None
+    streams_seen = tracer is not None and tracer.watch_writer(made)
+    peak, usage, disks = PeakMemory(), ProcessUsage(), BlockDevices(devices or [] if rank.rank == 0 else [])
     peak.start()
+    usage.start()
     with rank.status.phase("barrier"):
         dist.barrier(group=rank.control_group)
-    timed = dcp.save(mode, state.state_dict, made, rank.save_group)
+    with tracer.running() if tracer else nullcontext():
+        timed = dcp.save(mode, state.state_dict, made, rank.save_group, tracer.planner() if tracer else None)
+    disk, (cpu_s, write_bytes), peak_rss_bytes = disks.since(), usage.stop(), peak.stop()
     watch.require_saves_finished()
     del rank.memory["location"]
     return {
         "called_s": timed.called_s,
         "returned_s": timed.returned_s,
         "completed_s": timed.completed_s,
-        "peak_rss_bytes": peak.stop(),
+        "peak_rss_bytes": peak_rss_bytes,
+        "cpu_s": cpu_s,
+        "write_bytes": write_bytes,
+        "disk": None if disk is None else [disk.written_bytes, disk.busy_s],
         "stored_bytes": dcp.stored_bytes(timed.metadata) if rank.rank == 0 else None,
+        "streams_seen": streams_seen,
+        "trace": None
+        if tracer is None
+        else msgspec.to_builtins(tracer.result(timed.called_s, timed.returned_s, timed.completed_s)),
     }
 
 

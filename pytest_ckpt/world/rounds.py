@@ -10,6 +10,9 @@ from typing import Any, Protocol
 import msgspec
 
 from pytest_ckpt.errors import TooSlow
+from pytest_ckpt.measure.resources import PageCacheWatch
+from pytest_ckpt.measure.spans import RankTrace, Span
+from pytest_ckpt.measure.traced import RankUsage, with_phases, with_usage
 from pytest_ckpt.records import Round, summarize_round
 from pytest_ckpt.target.interface import WorkFolder
 from pytest_ckpt.units import format_seconds
@@ -57,6 +60,10 @@ class RoundsPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One save alone, nothing measured for the table (`--benchmark-disable`)."""
     keep_all: bool = False
     keep_failed: bool = False
+    trace: bool = True
+    """Note where the time goes, at a cost that the record tells."""
+    devices: list[str] = []
+    """Numbers of the block devices below the target."""
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +75,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     stored_bytes: int | None
     folder_bytes: int
     notes: list[str]
+    spans: list[list[list[Span]]]
+    """For each round, each rank's spans."""
 
 
 def measure_rounds(
@@ -104,6 +113,8 @@ class _Run:
         self.logical_bytes = 0
         self.stored_bytes: int | None = None
         self.folder_bytes = 0
+        self.cache = PageCacheWatch()
+        self.spans: list[list[list[Span]]] = []
 
     def measure(self) -> Measured:
         self.progress.step("making the state", None, 0)
@@ -125,6 +136,7 @@ class _Run:
             stored_bytes=self.stored_bytes,
             folder_bytes=self.folder_bytes,
             notes=notes,
+            spans=self.spans[-len(rounds) :],
         )
 
     def _rounds(self, first: Round, spent_s: float) -> tuple[list[Round], list[str]]:
@@ -140,12 +152,16 @@ class _Run:
     def _save(self, what: str) -> Round:
         location = self.folder.new_round(f"{self.saving.model}-{self.saving.mode}")
         self.progress.step(what, location, self.logical_bytes)
+        self.cache = PageCacheWatch()
+        self.cache.look()
         try:
             replies = self._run(
                 commands.save_round,
                 mode=self.saving.mode,
                 writer=_listed(self.saving.writer),
                 location=location,
+                trace=self.plan.trace,
+                devices=self.plan.devices,
             )
         except BaseException:
             if not (self.plan.keep_failed or self.plan.keep_all):
@@ -157,7 +173,10 @@ class _Run:
         self.folder_bytes = self.folder.bytes_in(location)
         if not self.plan.keep_all:
             self.folder.remove(location)
-        return summarize_round(
+        return self._summarize(replies)
+
+    def _summarize(self, replies: list[dict[str, Any]]) -> Round:
+        one = summarize_round(
             [reply["called_s"] for reply in replies],
             [reply["returned_s"] for reply in replies],
             [reply["completed_s"] for reply in replies],
@@ -165,9 +184,19 @@ class _Run:
             logical_bytes=self.logical_bytes,
             blocks_until_complete=self.saving.mode == "sync",
         )
+        one = with_usage(one, [msgspec.convert(reply, RankUsage) for reply in replies], self.cache)
+        spans: list[list[Span]] = []
+        if self.plan.trace:
+            one, spans = with_phases(one, [msgspec.convert(reply["trace"], RankTrace) for reply in replies])
+        self.spans.append(spans)
+        return one
 
     def _run(self, command: Callable[..., Any], /, **arguments: Any) -> list[Any]:
-        return self.world.run(command, while_waiting=self.progress.poll, **arguments)
+        return self.world.run(command, while_waiting=self._poll, **arguments)
+
+    def _poll(self) -> None:
+        self.cache.look()
+        self.progress.poll()
 
 
 def affordable_rounds(wanted: int, round_s: float, max_time_s: float, save_s: float) -> int:

@@ -63,6 +63,18 @@ class FakeWorld:
                 "completed_s": called + self.save_s * (1 if rank == self.size - 1 else 0.9),
                 "peak_rss_bytes": 100,
                 "stored_bytes": 1_000_500 if rank == 0 else None,
+                "cpu_s": 0.5,
+                "write_bytes": 500_000,
+                "disk": None,
+                "streams_seen": False,
+                "trace": {
+                    "called_s": called + rank * 0.01,
+                    "returned_s": called + rank * 0.01 + self.save_s / 10,
+                    "completed_s": called + self.save_s * (1 if rank == self.size - 1 else 0.9),
+                    "events": [],
+                    "items": [],
+                    "syncs": [],
+                },
             }
             for rank in range(self.size)
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -27,7 +28,7 @@ class Scene:
         self.progress = FakeProgress()
         self.mode = mode
 
-    def measure(self, rounds: int = 4, max_time_s: float = 900, **plan: bool) -> Measured:
+    def measure(self, rounds: int = 4, max_time_s: float = 900, **plan: Any) -> Measured:
         return run_rounds(
             self.world,
             self.folder,
