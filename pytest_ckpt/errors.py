@@ -21,6 +21,14 @@ class CannotFit(SettingError):
     """The state does not fit the space or memory there is; raised before anything is written."""
 
 
+class TargetVanished(CkptError):
+    """The target is not what it was when the run began: unmounted, moved or replaced."""
+
+
+class NothingSaved(CkptError):
+    """A writer reported success and left nothing where it was told to write."""
+
+
 class TooSlow(CkptError):
     """The rounds that a measurement needs do not fit the time allowed."""
 

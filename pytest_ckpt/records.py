@@ -157,7 +157,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     overlapped_s: float
     """The largest known term: the roofline."""
     serial_s: float
-    """One step at a time; writing counts with what fsynced writes were seen to take."""
+    """One step at a time; writing is filling the cache and writing it back, or longer where fsynced writes were."""
 
     @property
     def predicted_s(self) -> float | None:

@@ -26,12 +26,14 @@ def format_rate(bytes_per_second: float) -> str:
 
 def format_seconds(seconds: float) -> str:
     """Return a duration with three significant digits: `0.42 ms`, `312 ms`, `4.21 s`, `15 min`, `1 h 5 min`."""
+    if not math.isfinite(seconds):
+        return f"{seconds} s"
     if seconds < 1e-3:
         return f"{seconds * 1e3:.2f} ms"
     if seconds < 0.9995:
-        return f"{_three_digits(seconds * 1e3)} ms"
+        return f"{three_digits(seconds * 1e3)} ms"
     if seconds < 600:
-        return f"{_three_digits(seconds)} s"
+        return f"{three_digits(seconds)} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
@@ -63,11 +65,12 @@ def _quantity(text: str) -> tuple[float, str]:
 def _scaled(value: float, units: tuple[str, ...]) -> str:
     for unit in units[:-1]:
         if abs(value) < 999.5:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{_three_digits(value)} {unit}"
+            return f"{value:.0f} {unit}" if unit == "B" else f"{three_digits(value)} {unit}"
         value /= 1000
-    return f"{_three_digits(value)} {units[-1]}"
+    return f"{three_digits(value)} {units[-1]}"
 
 
-def _three_digits(value: float) -> str:
+def three_digits(value: float) -> str:
+    """Return a number below 1000 with three significant digits, and never more than two behind the point."""
     decimals = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
     return f"{value:.{decimals}f}"

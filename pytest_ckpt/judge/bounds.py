@@ -42,7 +42,8 @@ def find_bounds(logical_bytes: int, rates: Probes, facts: SaveFacts) -> Bounds |
     overlapped_s = max(term or 0.0 for term in (storage_s, cache_s, copy_s, serialize_s))
     if overlapped_s == 0:
         return None
-    write_s = (storage_s or 0.0) + (cache_s or 0.0) if synced_s is None else synced_s
+    # Synced probes let one rank fill the cache while another's fsync goes on, which the ranks of a save do not.
+    write_s = max((storage_s or 0.0) + (cache_s or 0.0), synced_s or 0.0)
     return Bounds(
         storage_s=storage_s,
         cache_s=cache_s,

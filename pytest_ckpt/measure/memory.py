@@ -6,30 +6,45 @@ from pathlib import Path
 
 import psutil
 
-_CGROUP_LIMITS = (
-    # (limit, usage) of control groups v2 and v1: a container may hold far less than the machine shows
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        "/sys/fs/cgroup/memory/memory.stat",
-    ),
+_GROUPS = "/proc/self/cgroup"
+_CGROUP_FILES = (
+    # where control groups v2 and v1 are mounted, how a process's line names them, and their limit and usage
+    ("/sys/fs/cgroup", "", "memory.max", "memory.current"),
+    ("/sys/fs/cgroup/memory", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
 
 
 def available_memory_bytes() -> int:
-    """Return the bytes that new processes can take without swapping: the machine's, or its container's if less."""
+    """Return the bytes that new processes can take without swapping.
+
+    That is the machine's, or less where a control group of this process (a container, a batch job) has a limit.
+    """
     available = int(psutil.virtual_memory().available)
-    for limit_file, usage_file, stat_file in _CGROUP_LIMITS:
-        try:
-            limit = int(Path(limit_file).read_text())
-            usage = int(Path(usage_file).read_text())
-            stat = dict(line.split() for line in Path(stat_file).read_text().splitlines())
-        except (OSError, ValueError):  # no such group, or no limit ("max")
-            continue
-        reclaimable = int(stat.get("inactive_file", stat.get("total_inactive_file", 0)))
-        available = min(available, max(0, limit - usage + reclaimable))
+    for mounted, controller, limit_name, usage_name in _CGROUP_FILES:
+        for folder in _own_groups(Path(mounted), controller):
+            try:
+                limit = int((folder / limit_name).read_text())
+                usage = int((folder / usage_name).read_text())
+                stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            except (OSError, ValueError):  # no such group, or no limit ("max")
+                continue
+            reclaimable = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
+            available = min(available, max(0, limit - usage + reclaimable))
     return available
+
+
+def _own_groups(mounted: Path, controller: str) -> list[Path]:
+    """Return the folders of this process's group and of all groups around it, as far as they are seen from here."""
+    try:
+        lines = Path(_GROUPS).read_text().splitlines()
+    except OSError:
+        return [mounted]
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            own = mounted / path.strip("/")
+            return [own, *(parent for parent in own.parents if parent.is_relative_to(mounted))]
+    return [mounted]
 
 
 class PeakMemory:

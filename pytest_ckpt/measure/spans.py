@@ -197,10 +197,12 @@ def _meeting(
 
 
 def _critical_writer(trace: RankTrace, write: tuple[float, float]) -> list[Span]:
-    """Return the spans of the writer thread that finished last: the others were done by then."""
-    by_thread = [spans for thread in _threads(trace) if (spans := _writer_spans(trace, thread))]
-    critical = max(by_thread, key=lambda spans: spans[-1].end_s, default=[])
-    return _clip(critical, *write)
+    """Return the spans of the writer thread that finished last: the others were done by then.
+
+    Only what lies in `write` counts: the coordinator's own thread opens one more stream later, for the metadata.
+    """
+    by_thread = [spans for thread in _threads(trace) if (spans := _clip(_writer_spans(trace, thread), *write))]
+    return max(by_thread, key=lambda spans: spans[-1].end_s, default=[])
 
 
 def _threads(trace: RankTrace) -> list[int]:

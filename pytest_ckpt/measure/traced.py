@@ -42,7 +42,8 @@ def with_usage(one: Round, usages: Sequence[RankUsage], cache: PageCacheWatch) -
 def with_phases(one: Round, traces: Sequence[RankTrace]) -> tuple[Round, list[list[Span]]]:
     """Return the round with the phases of its ranks, and each rank's spans."""
     spans = timelines(traces)
-    slowest = slowest_rank(spans)
+    waited = any(span.phase == "wait" for rank in spans for span in rank)
+    slowest = slowest_rank(spans) if waited else one.straggler
     ranks = [_with_phases(rank, own, trace) for rank, own, trace in zip(one.ranks, spans, traces, strict=True)]
     traced = msgspec.structs.replace(
         one,

@@ -69,16 +69,15 @@ class TrainingState:
     def advance(self) -> None:
         """Change the values in place, as training does between saves: one element in every KiB of each shard.
 
-        What is changed are floating tensors with a dimension. The same calls give the same values; a state
-        never comes back, so that no storage can keep one round by pointing at another.
+        What is changed are tensors with a dimension, integers and bools by their last bit. The same calls give the
+        same values; a floating state never comes back, so that no storage can keep one round by pointing at another.
         """
         seen: set[tuple[int, int]] = set()
         with torch.no_grad():
             for key, tensor in values.tensors(self.state_dict):
                 # Tied weights are one memory under two names: changing it twice could undo the change.
-                part = values.local(tensor)
-                place = (part.data_ptr(), part.numel())
-                if tensor.ndim and tensor.is_floating_point() and place not in seen:
+                place = values.place(tensor)
+                if tensor.ndim and place not in seen:
                     seen.add(place)
                     values.change(tensor, self._turn, key)
         self._turn += 1

@@ -30,6 +30,13 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def place(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return what tells this rank's part of `tensor` from others: where it lies and how many elements it has."""
+    part = local(tensor)
+    has_memory = part.layout is torch.strided and not part.is_meta
+    return part.data_ptr() if has_memory else id(tensor), part.numel()
+
+
 def generator(tensor: torch.Tensor, *names: object) -> torch.Generator:
     """Return a generator on the tensor's device, seeded by `names` and by which shard this rank holds.
 
@@ -63,18 +70,37 @@ def fill(tensor: torch.Tensor, *names: object, signed: bool = True) -> None:
 
 
 def change(tensor: torch.Tensor, turn: int, *names: object) -> None:
-    """Give one element in every KiB of this rank's part of a floating tensor another value, in place.
+    """Give one element in every KiB of this rank's part of a tensor another value, in place.
 
     Successive turns change successive elements of a KiB, so that none returns to an earlier value until all
     have had their turn, and by chance alone afterwards. Signs and exponents stay: a finite value stays
-    finite.
+    finite. Tensors that are sparse, packed or expanded (many elements, one memory) stay as they are.
     """
     part = local(tensor)
-    if part.numel() == 0:
+    if part.is_complex():
+        part = torch.view_as_real(part)
+    if part.numel() == 0 or not _is_plain(part):
         return
+    _flip(part.view(_BITS[part.itemsize]), turn, 1 << _mantissa_bits(part), generator(tensor, "turn", turn, *names))
+
+
+def _mantissa_bits(part: torch.Tensor) -> int:
+    if not part.is_floating_point():
+        return 1  # an integer becomes its neighbour, a bool its opposite
     # A type of scales (float8_e8m0fnu) has no mantissa: there the last bit of the exponent changes.
-    mantissa = max(1, round(-math.log2(torch.finfo(part.dtype).eps)))
-    _flip(part.view(_BITS[part.itemsize]), turn, 1 << mantissa, generator(tensor, "turn", turn, *names))
+    return max(1, round(-math.log2(torch.finfo(part.dtype).eps)))
+
+
+def _is_plain(part: torch.Tensor) -> bool:
+    """Return whether each element is a memory of its own that can be changed: no sparse, expanded or packed tensor."""
+    if part.layout is not torch.strided or part.is_meta or part.itemsize not in _BITS:
+        return False
+    if part.is_floating_point():
+        try:
+            torch.finfo(part.dtype).eps  # noqa: B018 - packed types (float4) have none, and say so by raising
+        except NotImplementedError:
+            return False
+    return all(stride > 0 or size == 1 for size, stride in zip(part.shape, part.stride(), strict=True))
 
 
 def _flip(bits: torch.Tensor, turn: int, below: int, random: torch.Generator) -> None:

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -22,12 +23,12 @@ from pytest_ckpt.units import format_bytes, parse_bytes
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 4 for input that cannot be used, as pytest has it."""
-    parser = _parser()
-    options, rest = parser.parse_known_args(arguments)
-    if rest and options.verb != "run":
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return int(options.do(options, rest))
+        if given[:1] == ["run"] and not {"-h", "--help"} & set(given[1:2]):
+            return _run(given[1:])  # what follows is pytest's to parse
+        options = _parser().parse_args(given)
+        return int(options.do(options))
     except SettingError as error:
         print(f"pytest-ckpt: {error}", file=sys.stderr)
         return int(pytest.ExitCode.USAGE_ERROR)
@@ -38,9 +39,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"pytest-ckpt {pytest_ckpt.__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
-    run = verbs.add_parser("run", help="benchmark saves into TARGET; further arguments go to pytest")
-    run.add_argument("target", nargs="+", metavar="[LABEL=]PATH", help="folder to save into")
-    run.set_defaults(do=_run)
+    run = verbs.add_parser(
+        "run",
+        help="benchmark saves into TARGET; further arguments go to pytest",
+        usage="pytest-ckpt run [LABEL=]PATH ... [PYTEST OPTION ...]",
+        epilog="for example: pytest-ckpt run nvme=/mnt/nvme --ckpt-model=llama3-8b --benchmark-autosave; "
+        "all options: pytest --help, group ckpt",
+    )
+    run.add_argument("path", nargs="+", metavar="[LABEL=]PATH", help="folder to save into")
 
     explaining = verbs.add_parser("explain", help="say where the time went in a result file, and what to do")
     explaining.add_argument("file", nargs="?", metavar="RUN.json", help="default: the last run in this folder")
@@ -61,25 +67,31 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(options: argparse.Namespace, rest: list[str]) -> int:
-    targets = [f"--ckpt-target={target}" for target in options.target]
+def _run(arguments: list[str]) -> int:
+    # Options follow the targets: `--ckpt-model NAME PATH` cannot be told from an option without a value.
+    paths = list(takewhile(lambda argument: not argument.startswith("-"), arguments))
+    if not paths:
+        raise SettingError(
+            "write the folder to save into first, then options of pytest, as in "
+            "`pytest-ckpt run /mnt/nvme --ckpt-rounds=4`"
+        )
+    targets = [f"--ckpt-target={path}" for path in paths]
     # A process of its own: pytest wants to load its plugins, this package among them, itself.
-    command = [sys.executable, "-m", "pytest", "--pyargs", "pytest_ckpt.suites", *targets, *rest]
+    command = [sys.executable, "-m", "pytest", "--pyargs", "pytest_ckpt.suites", *targets]
     sys.stdout.flush()
-    os.execv(command[0], command)
+    os.execv(command[0], command + arguments[len(paths) :])
 
 
-def _explain(options: argparse.Namespace, rest: list[str]) -> int:
+def _explain(options: argparse.Namespace) -> int:
     path = Path(options.file) if options.file else Path(".pytest_cache/d/ckpt/last.json")
     if not options.file and not path.exists():
         raise SettingError(f"there is no last run in this folder ({path} is missing); give a result file")
     for name, record in read_records(path):
-        print(name)
-        print("\n".join(explain_lines(record, verbose=options.verbose)))
+        print("\n".join(explain_lines(record, name=name, verbose=options.verbose)))
     return 0
 
 
-def _probe(options: argparse.Namespace, rest: list[str]) -> int:
+def _probe(options: argparse.Namespace) -> int:
     from pytest_ckpt.plugin.probe import probe_target
 
     try:
@@ -88,13 +100,15 @@ def _probe(options: argparse.Namespace, rest: list[str]) -> int:
         raise SettingError(f"{error} (from --size)") from error
     if options.ranks < 1:
         raise SettingError(f"{options.ranks} ranks (from --ranks) cannot write; write 1 or more")
+    if options.checkpoint is not None and not os.path.isdir(options.checkpoint):
+        raise SettingError(f"checkpoint {options.checkpoint!r} (from --checkpoint) is no folder; give a saved one")
     target = open_target(parse_target(options.target, "pytest-ckpt probe"))
     for line in probe_target(target, options.ranks, size, options.checkpoint):
         print(line, flush=True)
     return 0
 
 
-def _clean(options: argparse.Namespace, rest: list[str]) -> int:
+def _clean(options: argparse.Namespace) -> int:
     target = open_target(parse_target(options.target, "pytest-ckpt clean"))
     target.check()
     result = clean(target.location, include_kept=options.kept)

@@ -24,11 +24,23 @@ def ending_signals_interrupt() -> Iterator[None]:
         yield
     finally:
         for number in ours:
-            signal.signal(number, signal.SIG_DFL)
+            if signal.getsignal(number) is _interrupt:  # once one has come, further ones stay ignored to the end
+                signal.signal(number, signal.SIG_DFL)
+
+
+def end_ignoring() -> None:
+    """Let signals that were ignored since the first one ended the session have their effect again."""
+    for number in _ignored:
+        signal.signal(number, signal.SIG_DFL)
+    _ignored.clear()
+
+
+_ignored: list[signal.Signals] = []
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     for each in _ENDING:  # whoever ends a job often signals twice, and cleaning up must not be cut short by that
         if signal.getsignal(each) is _interrupt:
             signal.signal(each, signal.SIG_IGN)
+            _ignored.append(each)
     raise KeyboardInterrupt(f"ended by {signal.Signals(number).name}")

@@ -66,6 +66,15 @@ class Outcome:
             self._file = benchmark.ResultFile(self._config)
         self._file.write()
 
+    def _named_rows(self) -> list[tuple[str | None, SaveRecord]]:
+        """Return the rows, each with what tells it from others: its own name, and its test where there are several."""
+        tests = {nodeid: nodeid.rpartition("::")[2].partition("[")[0] for nodeid, _ in self._rows}
+        several = len(set(tests.values())) > 1
+        return [
+            (": ".join(part for part in (tests[nodeid] if several else None, name) if part) or None, record)
+            for (nodeid, name), record in self._rows.items()
+        ]
+
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """A call that could not be used is the user's error, whatever else passed: exit status 4."""
@@ -78,11 +87,11 @@ class Outcome:
         if self._rows and verbosity >= -1:
             if verbosity >= 0:
                 terminalreporter.write_sep("-", "checkpoint saves")
-            rows = [(name, record) for (_, name), record in self._rows.items()]
+            rows = self._named_rows()
             for line in summary_lines(rows, terminalreporter._tw.fullwidth):
                 terminalreporter.write_line(line)
-            for _, record in rows if verbosity >= 0 else ():
-                for line in explain_lines(record, verbose=verbosity > 0):
+            for name, record in rows if verbosity >= 0 else ():
+                for line in explain_lines(record, name=name, verbose=verbosity > 0):
                     terminalreporter.write_line(line)
             for name, record in rows:
                 for note in record.notes:
@@ -90,6 +99,6 @@ class Outcome:
         for path in self.kept:
             terminalreporter.write_line(f"kept: {path}")
         for path in self.left:
-            terminalreporter.write_line(f"could not be removed: {path}; `pytest-ckpt clean` removes it", red=True)
+            terminalreporter.write_line(f"could not be removed: {path}; `pytest-ckpt clean` may", red=True)
         if self._file is not None and self._file.path is not None and verbosity >= 0:
             terminalreporter.write_line(f"figures of this run: {self._file.path}")

@@ -101,7 +101,7 @@ class Need:
             require_space(self.target_bytes, self.target.free_bytes(), self.target.location)
         need, free = self.memory_bytes, available_memory_bytes() + reusable_bytes
         if self.model is not None and need is not None and need > free:
-            instead = "a smaller --ckpt-model"
+            instead = "a smaller --ckpt-model or --ckpt-state, fewer --ckpt-ranks"
             if self.mode != "sync":
                 instead += ", or --ckpt-mode=sync, which stages no copy"
             raise CannotFit(
@@ -133,7 +133,8 @@ def sort_by_world(items: list[pytest.Item], settings: Settings) -> None:
 
 def is_overridden(item: Any, name: str) -> bool:
     """Return whether a fixture of this plugin is replaced by a user's own for `item` (a test function's node)."""
-    definitions = item._fixtureinfo.name2fixturedefs.get(name, ())
+    # Also for a fixture that the test does not request by itself: `ckpt_save` does, when it is called.
+    definitions = item.session._fixturemanager.getfixturedefs(name, item)
     return bool(definitions) and not definitions[-1].func.__module__.startswith("pytest_ckpt.plugin")
 
 
@@ -185,7 +186,11 @@ def header_lines(run: Run, needs: list[Need], warnings: list[str]) -> list[str]:
 
 def space_line(target: Target) -> str:
     """Return what a failed save leaves to know about its target's space."""
-    return f"target {target.label} = {target.location}: {format_bytes(target.free_bytes())} free now"
+    try:
+        free = f"{format_bytes(target.free_bytes())} free now"
+    except OSError as error:
+        free = f"not reachable any more ({error.strerror})"
+    return f"target {target.label} = {target.location}: {free}"
 
 
 def _params(item: pytest.Item) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pytest
 
 from pytest_ckpt.errors import SettingError, TooSlow, unknown_name
 from pytest_ckpt.plugin import benchmark, plan
-from pytest_ckpt.plugin.interrupts import ending_signals_interrupt
+from pytest_ckpt.plugin.interrupts import end_ignoring, ending_signals_interrupt
 from pytest_ckpt.plugin.outcome import Outcome
 from pytest_ckpt.plugin.record import SaveRequest, make_record, scenario_of
 from pytest_ckpt.plugin.settings import Settings, require_importable
@@ -29,7 +29,7 @@ from pytest_ckpt.world.rounds import RoundsPlan, Saving, measure_rounds
 from pytest_ckpt.world.spawned import SpawnedWorld
 
 
-@dataclass
+@dataclass(eq=False)  # plugins are kept in sets
 class Run:
     """Registered as a plugin of its own once tests that need ranks were selected; owns worlds and work folders."""
 
@@ -82,6 +82,10 @@ class Run:
             finally:
                 self.close()
 
+    def pytest_unconfigure(self) -> None:
+        """The reports are written: whatever ends this process may do so now."""
+        end_ignoring()
+
     def target(self, label: str | None = None) -> Target:
         """Return the target called `label`, or the first; resolved once."""
         specs = {spec.label: spec for spec in self.settings.targets or (self._default_target(),)}
@@ -117,6 +121,7 @@ class Run:
         folder = self.folder(request.target)
         settings = self.settings
         began = datetime.now(timezone.utc)
+        failed_before = request.target.label in self._failed
         self._failed.add(request.target.label)  # until the opposite is known: an interrupt is a failure too
         progress = TerminalProgress(self.config, request.title, folder.bytes_in)
         try:
@@ -142,10 +147,13 @@ class Run:
                 progress,
             )
         except RankFailure as failure:
+            if failure.is_usage:
+                raise SettingError(failure.culprits[0].cause) from None
             raise pytest.fail.Exception(
-                f"{request.title}: {failure}\n{plan.space_line(request.target)}", pytrace=False
+                f"{failure}\nwhile {request.title} was measured; {plan.space_line(request.target)}", pytrace=False
             ) from None
-        self._failed.discard(request.target.label)
+        if not failed_before:
+            self._failed.discard(request.target.label)
         self.outcome.note_spans(request.title, measured.spans)
         return make_record(request, measured, began, self._survey, list(self._targets.values()))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ckpt.errors import SettingError, TooSlow, unknown_name
+from pytest_ckpt.errors import CkptError, SettingError, unknown_name
 from pytest_ckpt.plugin import benchmark
 from pytest_ckpt.plugin.benchmark import Rows
 from pytest_ckpt.plugin.hooks import CLOCK
@@ -57,7 +57,7 @@ class Saver:
         except SettingError as error:
             self._run.outcome.usage_errors += 1
             raise pytest.fail.Exception(str(error), pytrace=False) from None
-        except TooSlow as error:
+        except CkptError as error:
             raise pytest.fail.Exception(str(error), pytrace=False) from None
         if not benchmark.is_disabled(self._request.config):
             self._rows.add(record, name)

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from statistics import median
 
 from pytest_ckpt.records import SaveRecord
-from pytest_ckpt.units import format_seconds
+from pytest_ckpt.units import format_seconds, three_digits
+
+_DEFAULT_WRITER = "FileSystemWriter"
 
 
 def summary_lines(rows: Sequence[tuple[str | None, SaveRecord]], width: int) -> list[str]:
@@ -16,8 +18,9 @@ def summary_lines(rows: Sequence[tuple[str | None, SaveRecord]], width: int) -> 
     from rich.table import Table
 
     named = any(name for name, _ in rows)
+    writers = len({record.scenario.writer for _, record in rows} | {_DEFAULT_WRITER}) > 1
     table = Table(box=None, pad_edge=False, header_style="")
-    for heading in (["name"] if named else []) + ["target", "model", "ranks", "mode"]:
+    for heading in (["name"] if named else []) + ["target", "model", "ranks", "mode"] + (["writer"] if writers else []):
         table.add_column(heading, no_wrap=True)
     for heading in ("rounds", "save", "(min .. max)", "stall", "GB/s", "first save"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -31,11 +34,12 @@ def summary_lines(rows: Sequence[tuple[str | None, SaveRecord]], width: int) -> 
             scenario.model,
             str(scenario.world_size),
             scenario.mode,
+            *([scenario.writer] if writers else []),
             str(len(record.rounds)),
             format_seconds(median(saves)),
             f"({format_seconds(min(saves))} .. {format_seconds(max(saves))})",
             format_seconds(record.stall_s),
-            f"{record.throughput_Bps / 1e9:.3g}",
+            three_digits(record.throughput_Bps / 1e9),
             first,
         )
     buffer = io.StringIO()

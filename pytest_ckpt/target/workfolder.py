@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import msgspec
 
-from pytest_ckpt.errors import SettingError
+from pytest_ckpt.errors import SettingError, TargetVanished
 from pytest_ckpt.target import marker as markers
 from pytest_ckpt.target.interface import LeftoverState
 from pytest_ckpt.target.marker import MARKER, BadMarker, Marker
@@ -105,6 +105,8 @@ class MarkedFolder:
             self._unlock()
             with suppress(FileNotFoundError):  # `clean` elsewhere may use the moment without the lock
                 os.unlink(MARKER, dir_fd=self.folder_fd)
+                if not self.is_here() and os.path.lexists(self.path):
+                    raise OSError(errno.ESTALE, "another folder or link stands in its place, and is left", self.path)
                 os.rmdir(self.path)
         finally:
             self.release()
@@ -138,6 +140,14 @@ class MarkedFolder:
             os.close(self.folder_fd)
             self.folder_fd = -1
 
+    def is_here(self) -> bool:
+        """Return whether the path still leads to this folder, and not to nothing or to another one."""
+        try:
+            found, held = os.lstat(self.path), os.fstat(self.folder_fd)
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino)
+
     def _names(self) -> list[str]:
         try:
             return [name for name in os.listdir(self.folder_fd) if name != MARKER]
@@ -166,10 +176,12 @@ class PathWorkFolder:
     def new_round(self, name: str) -> str:
         """Return the path of a folder for one save, numbered and named after `name`; it is not made."""
         self._require_open()
+        self._require_here()
         return os.path.join(self.location, f"{next(self._numbers):04d}-{slug(name, 'round')}")
 
     def bytes_in(self, location: str) -> int:
         """Return the bytes of the files at `location`, no links followed; `OSError` if it is not there."""
+        self._require_here()
         return tree_bytes(location)
 
     def remove(self, location: str) -> None:
@@ -197,6 +209,14 @@ class PathWorkFolder:
             return self.location
         self._held.delete()
         return None
+
+    def _require_here(self) -> None:
+        # A writer makes missing folders anew, on whatever file system is there by then.
+        if self._open and not self._held.is_here():
+            raise TargetVanished(
+                f"{self.location} is not the folder any more that this run made: the target was unmounted, moved or "
+                "replaced meanwhile; figures since then would be another storage's, and what was written there is left"
+            )
 
     def _require_open(self) -> None:
         # A save into a closed folder would make it anew, without a marker, and nobody would ever clean it.

@@ -34,6 +34,8 @@ class Raised(msgspec.Struct, frozen=True, kw_only=True):
     traceback: str
     origins: list[int]
     """The ranks that DCP says it began in; empty where DCP did not pass it on."""
+    is_usage: bool
+    """Whether it says that the user's input cannot be used."""
     lost_peer: bool
     """Whether it only says that another rank's connection went away."""
     hints: list[str]
@@ -102,6 +104,7 @@ def _raised(process: RankProcess, error: Raised, at_fault: bool) -> FailedRank:
         traceback=error.traceback,
         log_tail=process.log_tail(),
         hints=error.hints + (_hints(error.phase) if shared else []),
+        is_usage=error.is_usage,
     )
 
 

@@ -61,6 +61,8 @@ class FailedRank(msgspec.Struct, kw_only=True):
     """Python stacks of all threads of a rank that did not answer."""
     log_tail: str = ""
     hints: list[str] = []
+    is_usage: bool = False
+    """Whether the cause is the user's input, a sentence for which no traceback is needed."""
 
 
 class RankFailure(CkptError):
@@ -69,6 +71,11 @@ class RankFailure(CkptError):
     def __init__(self, failed: list[FailedRank]) -> None:
         self.failed = failed
         super().__init__("\n".join(self._lines()))
+
+    @property
+    def is_usage(self) -> bool:
+        """Whether every rank at fault says that the user's input cannot be used."""
+        return bool(self.culprits) and all(rank.is_usage for rank in self.culprits)
 
     @property
     def culprits(self) -> list[FailedRank]:

@@ -1,4 +1,4 @@
-"""The process of one rank: `python -m pytest_ckpt.world.rank SOCKET STATUS STORE PARENT`.
+"""The process of one rank, whose arguments are SOCKET STATUS STORE PARENT.
 
 It depends on almost nothing of the plugin: it joins its process group, then runs what the command channel names.
 """
@@ -30,9 +30,18 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-def main(socket_path: str, status_path: str, store_path: str, parent: int) -> None:
+def start() -> None:
+    """Run the rank that the command line describes; an error that nobody was told ends in elastic's error file."""
+    socket_path, status_path, store_path, parent = sys.argv[1:]
+    die_with(int(parent))  # before torch is imported, which takes seconds
+    os.environ.pop("TORCHELASTIC_SIGNALS_TO_HANDLE", None)
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    record(main)(socket_path, status_path, store_path)
+
+
+def main(socket_path: str, status_path: str, store_path: str) -> None:
     """Serve commands until the channel closes."""
-    die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     status = StatusBoard(status_path)
@@ -121,9 +130,3 @@ def _leave() -> None:
 
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    from torch.distributed.elastic.multiprocessing.errors import record
-
-    record(main)(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))

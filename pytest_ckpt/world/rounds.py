@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from pytest_ckpt.errors import TooSlow
+from pytest_ckpt.errors import NothingSaved, TooSlow
 from pytest_ckpt.measure.resources import PageCacheWatch
 from pytest_ckpt.measure.spans import RankTrace, Span
 from pytest_ckpt.measure.traced import RankUsage, with_phases, with_usage
@@ -141,13 +141,21 @@ class _Run:
 
     def _rounds(self, first: Round, spent_s: float) -> tuple[list[Round], list[str]]:
         count = affordable_rounds(self.plan.rounds, spent_s, self.plan.max_time_s, first.save_s)
+        rounds: list[Round] = []
+        began = self.clock() - spent_s
+        while len(rounds) < count:
+            started = self.clock()
+            rounds.append(self._save(f"round {len(rounds) + 1} of {count}"))
+            another_ends_s = 2 * self.clock() - started - began
+            if len(rounds) >= LEAST_ROUNDS and another_ends_s > self.plan.max_time_s:
+                break
         notes = []
-        if count < self.plan.rounds:
+        if len(rounds) < self.plan.rounds:
             notes.append(
-                f"{count} of {self.plan.rounds} rounds: more do not fit the "
+                f"{len(rounds)} of {self.plan.rounds} rounds: more do not fit the "
                 f"{format_seconds(self.plan.max_time_s)} of --ckpt-max-time"
             )
-        return [self._save(f"round {number} of {count}") for number in range(1, count + 1)], notes
+        return rounds, notes
 
     def _save(self, what: str) -> Round:
         location = self.folder.new_round(f"{self.saving.model}-{self.saving.mode}")
@@ -170,7 +178,13 @@ class _Run:
             raise
         self.progress.step(f"{what}: cleaning", None, 0)
         self.stored_bytes = replies[0]["stored_bytes"]
-        self.folder_bytes = self.folder.bytes_in(location)
+        try:
+            self.folder_bytes = self.folder.bytes_in(location)
+        except FileNotFoundError:
+            raise NothingSaved(
+                f"writer {self.saving.writer} reported success and left nothing at {location}; it must write to the "
+                "path that it is given"
+            ) from None
         if not self.plan.keep_all:
             self.folder.remove(location)
         return self._summarize(replies)

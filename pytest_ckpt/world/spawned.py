@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import psutil
 
 from pytest_ckpt.units import format_seconds
 from pytest_ckpt.world.autopsy import Raised, examine
@@ -33,6 +34,13 @@ _GRACE_S = 2.0
 _START_S = 300.0
 _START_LIMIT = f"the {_START_S:.0f} s that ranks get to start"
 _END_S = 4.0
+
+
+_ELASTIC_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+_RANK_PROGRAM = (
+    # Without the working folder, whose modules could stand before Python's own, and with this package last.
+    "import sys; sys.path[:1] = []; sys.path.append(sys.argv.pop(1)); from pytest_ckpt.world.rank import start; start()"
+)
 
 
 class SpawnedWorld:
@@ -108,7 +116,7 @@ class SpawnedWorld:
         socket_path = str(folder / "socket")
         arguments = {
             rank: (
-                *("-m", "pytest_ckpt.world.rank", socket_path, str(status_file)),
+                *("-c", _RANK_PROGRAM, str(Path(__file__).parents[2]), socket_path, str(status_file)),
                 *(str(folder / "store"), str(os.getpid())),
             )
             for rank, status_file in enumerate(status_files)
@@ -150,7 +158,6 @@ class SpawnedWorld:
             "LOCAL_WORLD_SIZE": str(self.size),
             # DCP's process mode opens a TCPStore of its own there; an unresolvable host name hung it.
             "MASTER_ADDR": "127.0.0.1",
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]),
         }
         if "OMP_NUM_THREADS" not in os.environ and self.size > 1:
             environment["OMP_NUM_THREADS"] = "1"  # as torchrun does, so that figures are those of a real job
@@ -215,6 +222,7 @@ class SpawnedWorld:
             with _elastic_quiet():
                 self._context.close(signal.SIGKILL, timeout=int(_END_S))
         if self._scratch is not None:
+            _kill_strays(self._scratch.path)
             self._scratch.remove()
         self._channels, self._context, self._scratch, self._processes = [], None, None, []
 
@@ -229,17 +237,35 @@ def _ended(waiting: dict[Channel, RankProcess]) -> list[Channel]:
 
 @contextlib.contextmanager
 def _own_signal_handlers_kept() -> Iterator[None]:
-    """Put back the handlers that torch elastic replaces when it starts processes from the main thread."""
+    """Keep torch elastic from replacing the handlers of this process, or put them back where it did all the same.
+
+    Its handlers raise an `Exception`, which would make a failed test of what should end the session.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     handlers = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)}
+    chosen = os.environ.get(_ELASTIC_SIGNALS)
+    os.environ[_ELASTIC_SIGNALS] = ""
     try:
         yield
     finally:
+        if chosen is None:
+            del os.environ[_ELASTIC_SIGNALS]
+        else:
+            os.environ[_ELASTIC_SIGNALS] = chosen
         for number, handler in handlers.items():
-            if handler is not None:
+            if handler is not None and signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
+
+
+def _kill_strays(scratch: Path) -> None:
+    """Kill ranks that were started and never noted: an interrupt came in between."""
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if any(argument.startswith(str(scratch)) for argument in child.cmdline()):
+                child.kill()
+                child.wait(_END_S)
 
 
 @contextlib.contextmanager

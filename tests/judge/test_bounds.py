@@ -40,12 +40,19 @@ def test_division_of_the_founding_report() -> None:
     assert 0 < place_between(bounds, 375.6) < place_between(bounds, 393.9) < 1
 
 
-def test_serial_bound_is_the_synced_write_and_every_other_term_after_it() -> None:
+def test_serial_bound_is_filling_the_cache_writing_it_back_and_every_other_term() -> None:
     bounds = find_bounds(24 * GB, FOUNDING, SYNC)
     assert bounds is not None
-    assert bounds.serial_s == pytest.approx(24 / 0.24 + 24 / 11 + 24 / 20)
+    assert bounds.serial_s == pytest.approx(24 / 0.267 + 24 / 2.2 + 24 / 11 + 24 / 20)
     assert bounds.predicted_s == bounds.serial_s
     assert bounds.cache_s == pytest.approx(24 / 2.2)
+
+
+def test_synced_writes_that_take_longer_than_their_parts_are_what_counts() -> None:
+    """Each fsync costs something of its own."""
+    bounds = find_bounds(GB, probes(write_direct_Bps=500e6, write_synced_Bps=250e6, write_buffered_Bps=1e9), SYNC)
+    assert bounds is not None
+    assert (bounds.overlapped_s, bounds.serial_s) == (2.0, 4.0)
 
 
 def test_without_a_synced_rate_filling_the_cache_and_writing_it_back_add_up() -> None:

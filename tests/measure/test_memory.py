@@ -62,17 +62,24 @@ def test_peak_is_unknown_where_the_kernel_does_not_let_it_be_reset(monkeypatch: 
     assert peak.stop() is None
 
 
-@pytest.mark.parametrize(("limit", "least"), [("1000000000", 600_000_000), ("max", None)])
-def test_a_containers_limit_counts_where_it_is_less_than_the_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, least: int | None
+@pytest.mark.parametrize("group", ["/", "/job", "/slurm/job/step"])
+@pytest.mark.parametrize("controller", ["", "memory"])
+def test_a_control_groups_limit_counts_where_it_is_less_than_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, controller: str
 ) -> None:
-    (tmp_path / "limit").write_text(limit + "\n")
-    (tmp_path / "usage").write_text("500000000\n")
-    (tmp_path / "stat").write_text("anon 400000000\ninactive_file 100000000\n")
-    files = tuple(str(tmp_path / name) for name in ("limit", "usage", "stat"))
-    monkeypatch.setattr(memory, "_CGROUP_LIMITS", (files,))
-    machine = psutil.virtual_memory().available
-    if least is None:
-        assert available_memory_bytes() == pytest.approx(machine, rel=0.2)
-    else:
-        assert available_memory_bytes() == least
+    """The limit may be the process's own group's, or that of any group around it."""
+    own = tmp_path / group.strip("/")
+    own.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "groups").write_text(f"7:cpu:/elsewhere\n3:{controller}:{group}\n")
+    monkeypatch.setattr(memory, "_GROUPS", str(tmp_path / "groups"))
+    monkeypatch.setattr(memory, "_CGROUP_FILES", ((str(tmp_path), controller, "limit", "usage"),))
+    assert available_memory_bytes() == pytest.approx(psutil.virtual_memory().available, rel=0.2)
+    for folder in dict.fromkeys((tmp_path, own)):
+        (folder / "usage").write_text("500000000\n")
+        (folder / "memory.stat").write_text("anon 400000000\ninactive_file 100000000\n")
+        (folder / "limit").write_text("max\n")
+    assert available_memory_bytes() == pytest.approx(psutil.virtual_memory().available, rel=0.2)
+    for folder in dict.fromkeys((tmp_path, own)):
+        (folder / "limit").write_text("1000000000\n")
+        assert available_memory_bytes() == 600_000_000
+        (folder / "limit").write_text("max\n")

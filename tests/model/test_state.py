@@ -74,7 +74,7 @@ class _Counter(Stateful):
         raise NotImplementedError
 
 
-def test_advancing_reaches_every_floating_tensor_of_a_users_state() -> None:
+def test_advancing_reaches_every_tensor_of_a_users_state() -> None:
     inner = {
         "transposed": torch.ones(70, 90).t(),
         "strided": torch.ones(2000)[::2],
@@ -82,18 +82,37 @@ def test_advancing_reaches_every_floating_tensor_of_a_users_state() -> None:
         "float8": torch.ones(9).to(torch.float8_e5m2),
         "scales": torch.ones(9).to(torch.float8_e8m0fnu),
         "double": torch.ones(3, 3, dtype=torch.float64, requires_grad=True),
+        "ids": torch.ones(4).int(),
+        "flags": torch.ones(7).bool(),
     }
     counter = _Counter()
     nested = [inner, (torch.ones(4),)]
-    state = TrainingState({"counter": counter, "nested": nested, "ids": torch.ones(4).int()})
-    assert state.logical_bytes == 4 * (300 + 6300 + 1000 + 4 + 4) + 5 * 2 + 9 + 9 + 72
+    state = TrainingState({"counter": counter, "nested": nested, "complex": torch.ones(4, dtype=torch.complex64)})
+    assert state.logical_bytes == 4 * (300 + 6300 + 1000 + 4 + 4) + 5 * 2 + 9 + 9 + 72 + 7 + 32
     state.advance()
     for name, tensor in {**inner, "counter": counter.weights}.items():
         values = tensor.detach().to(torch.float64)
         assert values.isfinite().all(), name
         share = (values != 1).double().mean().item()
         assert 1 / 300 < share <= 0.5, name
-    assert state.state_dict["ids"].tolist() == [1, 1, 1, 1]
+    assert state.state_dict["complex"].tolist() != [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.ones(3).expand(4, 3),
+        torch.ones(3, 3).to_sparse(),
+        torch.ones(4, device="meta"),
+        torch.ones(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
+    ],
+    ids=["expanded", "sparse", "meta", "packed"],
+)
+def test_tensor_whose_elements_are_no_memory_of_their_own_stays_as_it_is(tensor: torch.Tensor) -> None:
+    state = TrainingState({"odd": tensor, "plain": torch.ones(4)})
+    state.advance()
+    assert state.state_dict["odd"] is tensor
+    assert state.state_dict["plain"].tolist() != [1, 1, 1, 1]
 
 
 def test_tensor_under_two_names_is_changed_once() -> None:

@@ -34,9 +34,6 @@ def test_killed(ckpt_save):
 def test_hanging(ckpt_save):
     ckpt_save(mode="sync", writer=writers.hanging)
 
-def test_no_writer(ckpt_save):
-    ckpt_save(mode="sync", writer=writers.no_writer)
-
 def test_after(ckpt_save, request):
     ckpt_save(mode="sync")
     print("world", request.getfixturevalue("ckpt_world").run(pids))
@@ -53,33 +50,25 @@ def part(result: Result, test: str) -> str:
 
 def test_the_tests_of_failing_ranks_fail_and_those_after_them_pass(failing: Result) -> None:
     failing.lines.fnmatch_lines_random(
-        ["PASSED test_it.py::test_before", "PASSED test_it.py::test_after", "*4 failed, 2 passed*"]
+        ["PASSED test_it.py::test_before", "PASSED test_it.py::test_after", "*3 failed, 2 passed*"]
     )
 
 
 def test_a_full_target_is_named_with_rank_phase_and_what_is_free(failing: Result) -> None:
     text = part(failing, "test_full")
-    assert re.search(r"^test_full: rank 1 raised in phase '.*save.*': OSError: .*No space left on device", text, re.M)
+    assert re.search(r"^(E +)?rank 1 raised in phase '.*save.*': OSError: .*No space left on device", text, re.M)
     assert "target full or write failed: ENOSPC" in text
-    assert re.search(r"^target disk = .* free now$", text, re.M)
+    assert re.search(r"while test_full was measured; target disk = .* free now$", text, re.M)
 
 
 def test_a_killed_rank_is_named_with_its_signal(failing: Result) -> None:
-    assert re.search(r"^test_killed: rank 1 died in phase '.*': killed by SIGKILL", part(failing, "test_killed"), re.M)
+    assert re.search(r"^(E +)?rank 1 died in phase '.*': killed by SIGKILL", part(failing, "test_killed"), re.M)
 
 
 def test_a_hanging_rank_is_named_within_the_deadline(failing: Result) -> None:
     text = part(failing, "test_hanging")
-    assert re.search(
-        r"^test_hanging: rank 1 .*stuck in phase '.*': no reply within 10(\.0)? s \(--ckpt-timeout\)", text, re.M
-    )
+    assert re.search(r"^(E +)?rank 1 .*stuck in phase '.*': no reply within 10(\.0)? s \(--ckpt-timeout\)", text, re.M)
     assert "in write_data" in text
-
-
-def test_a_factory_that_makes_no_writer_is_named(failing: Result) -> None:
-    text = part(failing, "test_no_writer")
-    assert "writers:no_writer" in text
-    assert "must return a torch.distributed.checkpoint.StorageWriter" in text
 
 
 def test_failures_start_new_worlds(failing: Result) -> None:

@@ -39,7 +39,4 @@ def hanging(path):
 
 def plain(path):
     return FileSystemWriter(path)
-
-def no_writer(path):
-    return "nothing"
 """

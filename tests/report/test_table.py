@@ -36,7 +36,7 @@ def record(saves_s: list[float], mode: str = "async") -> SaveRecord:
 def test_a_line_holds_medians_with_least_and_greatest() -> None:
     heading, line = summary_lines([(None, record([2.0, 4.0, 3.0]))], 80)
     assert " ".join(heading.split()) == "target model ranks mode rounds save (min .. max) stall GB/s first save"
-    assert " ".join(line.split()) == "nvme llama3-8b 8 async 3 3.00 s (2.00 s .. 4.00 s) 300 ms 0.333 9.00 s"
+    assert " ".join(line.split()) == "nvme llama3-8b 8 async 3 3.00 s (2.00 s .. 4.00 s) 300 ms 0.33 9.00 s"
 
 
 def test_names_get_a_column_where_there_are_any() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ckpt.errors import SettingError
+from pytest_ckpt.errors import SettingError, TargetVanished
 from pytest_ckpt.target.clean import clean, find_leftovers
 from pytest_ckpt.target.interface import WorkFolder
 from pytest_ckpt.target.marker import MARKER
@@ -145,7 +145,7 @@ def test_folder_put_in_the_place_of_the_work_folder_is_not_deleted(target: PathT
     os.rename(work.location, work.location + ".moved")
     os.mkdir(work.location)
     Path(work.location, "mine").write_text("mine")
-    with pytest.raises(OSError, match="not empty"):
+    with pytest.raises(OSError, match="stands in its place"):
         work.close()
     assert Path(work.location, "mine").read_text() == "mine"
 
@@ -156,9 +156,24 @@ def test_link_put_in_the_place_of_the_work_folder_is_not_followed(target: PathTa
     work = target.open()
     os.rename(work.location, work.location + ".moved")
     os.symlink(tmp_path / "outside", work.location)
-    with pytest.raises(NotADirectoryError):
+    with pytest.raises(OSError, match="stands in its place"):
         work.close()
     assert (tmp_path / "outside" / MARKER).read_text() == "mine"
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_folder_that_is_not_where_it_was_gives_no_rounds_and_no_sizes(target: PathTarget, replaced: bool) -> None:
+    """A writer makes a missing folder anew, perhaps on another file system: its figures would be another storage's."""
+    work = target.open()
+    location = work.new_round("a")
+    os.rename(work.location, work.location + ".moved")
+    if replaced:
+        os.makedirs(location)
+    for use in (lambda: work.new_round("b"), lambda: work.bytes_in(location)):
+        with pytest.raises(TargetVanished, match="unmounted, moved or replaced"):
+            use()
+    if replaced:
+        assert os.path.isdir(location)
 
 
 def test_closed_work_folder_gives_no_more_rounds(target: PathTarget) -> None:

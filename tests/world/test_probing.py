@@ -26,6 +26,8 @@ from pytest_ckpt.world.interface import RankFailure
 from pytest_ckpt.world.probing import HOST_PROBES, STORAGE_PROBES, run_misleading_probes, run_probes
 from pytest_ckpt.world.spawned import SpawnedWorld
 
+from ..volumes import LoopVolume, Throttle, loop_volume, throttle
+
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
 SLOW_BPS = 30_000_000
@@ -127,42 +129,10 @@ def test_rank_that_cannot_write_is_named_and_its_bytes_are_removed(tmp_path: Pat
         folder.close()
 
 
-def run(*command: str) -> str:
-    return subprocess.run(command, check=True, timeout=30, capture_output=True, text=True).stdout.strip()
-
-
 @pytest.fixture(scope="module")
-def slow_volume() -> Iterator[tuple[Path, Path]]:
-    """Mount ext4 on a loop device in memory; yield it and the control group that may write SLOW_BPS to it."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can throttle a volume")
-    v1 = Path("/sys/fs/cgroup/blkio")
-    top, limit = (v1, "blkio.throttle.write_bps_device") if v1.is_dir() else (Path("/sys/fs/cgroup"), "io.max")
-    undo: list[tuple[str, ...]] = []
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as scratch:
-        image, mount, group = Path(scratch) / "image", Path(scratch) / "mount", top / f"pytest-ckpt-{os.getpid()}"
-        mount.mkdir()
-        try:
-            os.truncate(os.open(image, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600), 600 * MIB)
-            device = run("losetup", "--find", "--show", str(image))
-            undo.append(("losetup", "--detach", device))
-            run("mkfs.ext4", "-q", "-F", "-m", "0", device)
-            run("mount", device, str(mount))
-            undo.append(("umount", str(mount)))
-            number = run("lsblk", "-dno", "MAJ:MIN", device)
-            if limit == "io.max":
-                (top / "cgroup.subtree_control").write_text("+io +memory")
-            group.mkdir()
-            undo.append(("rmdir", str(group)))
-            (group / limit).write_text(f"{number} {SLOW_BPS if top == v1 else f'wbps={SLOW_BPS}'}")
-        except (OSError, subprocess.CalledProcessError) as error:
-            reason = getattr(error, "stderr", "") or str(error)
-            for command in reversed(undo):
-                run(*command)
-            pytest.skip(f"no throttled loop device here: {reason}")
-        yield mount, group
-        for command in reversed(undo):
-            run(*command)
+def slow_volume() -> Iterator[tuple[LoopVolume, Throttle]]:
+    with loop_volume(600 * MIB) as volume, throttle(volume, SLOW_BPS) as limit:
+        yield volume, limit
 
 
 class Throttled(msgspec.Struct):
@@ -191,19 +161,14 @@ def probe_throttled(place: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def throttled(slow_volume: tuple[Path, Path]) -> Throttled:
+def throttled(slow_volume: tuple[LoopVolume, Throttle]) -> Throttled:
     """Controller and ranks are all inside the control group, as the limit holds for who submits the writes."""
-    mount, group = slow_volume
-    program = f"from tests.world.test_probing import probe_throttled; probe_throttled({str(mount)!r})"
-    enter = 'echo $$ >"$0" && exec "$@"'
+    volume, limit = slow_volume
+    program = f"from tests.world.test_probing import probe_throttled; probe_throttled({str(volume.mount)!r})"
     done = subprocess.run(
-        ["sh", "-c", enter, str(group / "cgroup.procs"), sys.executable, "-c", program],
-        cwd=ROOT,
-        check=True,
-        timeout=120,
-        stdout=subprocess.PIPE,
+        limit.command(sys.executable, "-c", program), cwd=ROOT, check=True, timeout=120, stdout=subprocess.PIPE
     )
-    assert os.listdir(mount) == ["lost+found"]
+    assert os.listdir(volume.mount) == []
     return msgspec.json.decode(done.stdout, type=Throttled)
 
 
@@ -249,9 +214,11 @@ def test_what_is_serialised_to_nowhere_is_not_kept() -> None:
     assert sink.getbuffer().nbytes == 0
 
 
-def test_probe_takes_at_most_half_of_the_free_space(slow_volume: tuple[Path, Path], world: SpawnedWorld) -> None:
+def test_probe_takes_at_most_half_of_the_free_space(
+    slow_volume: tuple[LoopVolume, Throttle], world: SpawnedWorld
+) -> None:
     """The test's own process is outside the control group, so nothing is slow here."""
-    folder = PathTarget(TargetSpec("small", str(slow_volume[0]))).open()
+    folder = PathTarget(TargetSpec("small", str(slow_volume[0].mount))).open()
     free = os.statvfs(folder.location)
     probes = run_probes(world, folder, Steps(), max_bytes=2**40, max_seconds=5.0)
     folder.close()
