@@ -26,10 +26,10 @@ _COMPLETE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.N
 _DIMENSIONS = ("ckpt_target", "ckpt_model", "ckpt_world", "ckpt_mode")
 _MARKS = {
     "ckpt_save": "benchmarks of checkpoint saves",
-    "ckpt_load": "benchmarks of checkpoint loads",
-    "ckpt_acceptance": "what a checkpoint promises, put to the test",
-    "ckpt_planning": "benchmarks of DCP's planning",
-    "ckpt_tune": "searches for better settings",
+    "ckpt_load": "benchmarks of checkpoint loads; to come",
+    "ckpt_acceptance": "what a checkpoint promises, put to the test; to come",
+    "ckpt_planning": "benchmarks of DCP's planning; to come",
+    "ckpt_tune": "searches for better settings; to come",
 }
 
 
