@@ -100,7 +100,7 @@ def test_a_writer_is_recorded_by_its_name(rows: dict[str, Any]) -> None:
 
 def test_each_named_call_is_a_row(rows: dict[str, Any], own: tuple[Project, Result]) -> None:
     assert {"test_named:one", "test_named:two"} <= set(rows)
-    own[1].lines.fnmatch_lines(["name * target * model *", "one * disk *", "two * disk *"])
+    own[1].lines.fnmatch_lines(["name * target * model *", "test_named: one * disk *", "test_named: two * disk *"])
 
 
 def test_a_model_is_recorded_by_its_name(rows: dict[str, Any], own: tuple[Project, Result]) -> None:
