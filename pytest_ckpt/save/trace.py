@@ -141,7 +141,8 @@ class _TracedPlanner(DefaultSavePlanner):
 def _timed(write: Callable[[Any], Any]) -> tuple[Callable[[Any], Any], Callable[[], tuple[int, float, float]]]:
     """Return `write` with its time noted, and what was noted so far: calls, their seconds, the end of the last.
 
-    torch.save calls it some 39 times a tensor; attributes of an object would cost half as much again as a closure.
+    Attributes of an object would cost half as much again as a closure, and a stream that has no unbuffered file below
+    it is called some 39 times a tensor.
     """
     calls, seconds, end = 0, 0.0, 0.0
     now = _now
@@ -184,13 +185,13 @@ class _TimedFile(io.RawIOBase):
         return self._raw.fileno()
 
 
-def _traced_buffer(stream: Any) -> tuple[Any, Callable[[], tuple[int, float, float]]]:
-    """Return what to write to instead of `stream`, and what was noted of its writes."""
+def _traced(stream: Any) -> tuple[Any, Callable[[Any], Any], Callable[[], tuple[int, float, float]]]:
+    """Return what to use instead of `stream`, its write, and what was noted of the writes."""
     if not isinstance(stream, io.BufferedWriter):
-        write, noted = _timed(stream.write)
-        return write, noted
+        return stream, *_timed(stream.write)
     file = _TimedFile(stream.raw)
-    return io.BufferedWriter(file, _buffer_bytes(stream.raw)), file.noted
+    buffer = io.BufferedWriter(file, _buffer_bytes(stream.raw))
+    return buffer, buffer.write, file.noted
 
 
 def _buffer_bytes(raw: io.RawIOBase) -> int:
@@ -208,9 +209,7 @@ class _TracedStream:
         self._opened = stream
         self._trace = trace
         self._thread = threading.get_ident()
-        to, self._noted = _traced_buffer(stream)
-        self._stream = to if isinstance(to, io.BufferedWriter) else stream
-        self.write = to.write if isinstance(to, io.BufferedWriter) else to
+        self._stream, self.write, self._noted = _traced(stream)
         self._copy_s = self._serialize_s = self._write_s = 0.0
         self._start_bytes = self._counted = 0
         self._in_item = False

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from statistics import median
 
-from .pairs import LEAST_PAIRS, ratio
+from .pairs import against_limit, few_pairs, ratio
 from .sides import MODES, Bare, Plugin, Side, Timed, add_options, fresh_root
 
 LIMIT = 1.02
@@ -71,19 +71,14 @@ def report(saves: dict[str, list[tuple[Timed, Timed]]], options: argparse.Namesp
         first = [figure(pair[0]) for pair in saves[mode]]
         second = [figure(pair[1]) for pair in saves[mode]]
         found = ratio(first, second)
-        beyond = found.low > LIMIT
+        beyond, verdict = against_limit(found, LIMIT)
         fell_short |= beyond
-        if beyond:
-            verdict = f"falls short (all of it above {LIMIT})"
-        else:
-            verdict = f"within {LIMIT}" + ("" if found.high <= LIMIT else " (not shown to be above it)")
         print(
             f"{row:<12} median {left} {median(first) * 1e3:.1f} ms, bare {median(second) * 1e3:.1f} ms; "
             f"ratio {found.middle:.4f}, 95 % interval {found.low:.4f} to {found.high:.4f}: {verdict}"
         )
-    if options.pairs < PAIRS:
-        few = f"; no interval exists for fewer than {LEAST_PAIRS}" if options.pairs < LEAST_PAIRS else ""
-        print(f"{options.pairs} pairs only show that this runs: {PAIRS} are the measurement{few}")
+    if few := few_pairs(options.pairs, PAIRS):
+        print(few)
     return int(fell_short)
 
 

@@ -51,3 +51,18 @@ def _critical_place(count: int, error: float) -> int:
         below += ways[place]
         place += 1
     return place
+
+
+def against_limit(found: Estimate, limit: float) -> tuple[bool, str]:
+    """Return whether all of the interval lies above `limit`, and the words for it."""
+    if found.low > limit:
+        return True, f"falls short (all of it above {limit})"
+    return False, f"within {limit}" + ("" if found.high <= limit else " (not shown to be above it)")
+
+
+def few_pairs(taken: int, wanted: int) -> str | None:
+    """Return what to say of fewer pairs than the measurement takes; None for enough."""
+    if taken >= wanted:
+        return None
+    none = f"; no interval exists for fewer than {LEAST_PAIRS}" if taken < LEAST_PAIRS else ""
+    return f"{taken} pairs only show that this runs: {wanted} are the measurement{none}"

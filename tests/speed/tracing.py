@@ -16,7 +16,7 @@ from pytest_ckpt.world import commands
 from pytest_ckpt.world.functions import reference
 from pytest_ckpt.world.spawned import SpawnedWorld
 
-from .pairs import LEAST_PAIRS, ratio
+from .pairs import against_limit, few_pairs, ratio
 from .sides import MODES, fresh_root
 from .tracing_states import LARGE, LARGE_BYTES, SMALL, SMALL_BYTES, collect_garbage, large_tensors, small_tensors
 
@@ -102,20 +102,16 @@ def report(found: dict[str, dict[str, list[Pair]]], options: argparse.Namespace)
             traced, bare = [pair.traced_s for pair in pairs], [pair.bare_s for pair in pairs]
             of_pairs = ratio(traced, bare)
             share = median(pair.tracer_s / pair.traced_s for pair in pairs)
-            fell_short |= of_pairs.low > LIMIT or share > LIMIT_SHARE
-            if of_pairs.low > LIMIT:
-                verdict = f"falls short (all of it above {LIMIT})"
-            else:
-                verdict = f"within {LIMIT}" + ("" if of_pairs.high <= LIMIT else " (not shown to be above it)")
+            beyond, verdict = against_limit(of_pairs, LIMIT)
+            fell_short |= beyond or share > LIMIT_SHARE
             print(
                 f"{mode:<6} median traced {median(traced) * 1e3:.1f} ms, bare {median(bare) * 1e3:.1f} ms; "
                 f"ratio {of_pairs.middle:.4f}, 95 % interval {of_pairs.low:.4f} to {of_pairs.high:.4f}: {verdict}; "
                 f"the tracer's own cost {median(pair.tracer_s for pair in pairs) * 1e3:.2f} ms, {100 * share:.2f} % "
                 f"of the save: {'falls short' if share > LIMIT_SHARE else 'within'} (limit {100 * LIMIT_SHARE:.0f} %)"
             )
-    if options.pairs < PAIRS:
-        few = f"; no interval exists for fewer than {LEAST_PAIRS}" if options.pairs < LEAST_PAIRS else ""
-        print(f"{options.pairs} pairs only show that this runs: {PAIRS} are the measurement{few}")
+    if few := few_pairs(options.pairs, PAIRS):
+        print(few)
     return int(fell_short)
 
 
