@@ -203,6 +203,70 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     python: str
 
 
+class Accelerators(msgspec.Struct, frozen=True, kw_only=True):
+    """Equal accelerators of a machine."""
+
+    name: str
+    count: int
+    memory_bytes: int | None = None
+    pcie_generation: int | None = None
+    """The most that the link can do, not what it has fallen to while idle."""
+    pcie_width: int | None = None
+    """Lanes, at most."""
+
+
+class Hardware(msgspec.Struct, frozen=True, kw_only=True):
+    """What a machine is: no host name, serial number, user name or path."""
+
+    instance_type: str | None = None
+    """As the cloud calls it; None elsewhere, and where it does not tell."""
+    board: str | None = None
+    """Vendor and product as the firmware tells them; None where it does not."""
+    cpu: str
+    cpus: int
+    """Of the machine, that are online."""
+    usable_cpus: int
+    """Of them, those that this process may use: fewer in a container."""
+    memory_bytes: int
+    accelerators: list[Accelerators] = []
+
+
+OUTCOMES = ("ok", "improved", "regressed", "undecided", "not comparable", "no baseline")
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What one metric of a scenario is against its baseline.
+
+    `now` and `baseline` are medians in the unit of the metric; `change`, `interval` and `detectable` are changes of the
+    metric relative to the baseline (-0.2: a fifth less).
+    """
+
+    metric: str
+    """`throughput` (bytes/s), `stall` (seconds) or `efficiency` (roofline over save)."""
+    outcome: str
+    """One of `OUTCOMES`."""
+    now: float | None = None
+    baseline: float | None = None
+    change: float | None = None
+    interval: list[float | None] | None = None
+    """Exact bounds of `change`, each one-sided at `confidence`; None at an end that the samples do not bound."""
+    detectable: float | None = None
+    """The smallest change for the worse that these samples could have shown as regressed; None: none at all."""
+    attribution: str | None = None
+    """Of a regression: whether the machine or the software became slower, and what of it."""
+    source: str | None = None
+    """The files of the baseline."""
+    text: str = ""
+    """The verdict as a sentence."""
+    tolerance: float | None = None
+    confidence: float | None = None
+    comparisons: int | None = None
+    """How many comparisons a whole run makes at this confidence: the m of Bonferroni."""
+    sessions: int = 0
+    hosts: int = 0
+    looks: int = 1
+
+
 class SaveRecord(msgspec.Struct, frozen=True, kw_only=True):
     """All that is known of one scenario on one target."""
 
@@ -235,6 +299,16 @@ class SaveRecord(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
     """Memory of the host."""
     notes: list[str] = []
+    session: str = ""
+    """Of the run that measured it: a random name."""
+    hardware_id: str = ""
+    """The name under which baselines of equal machines and storage are kept."""
+    hardware: Hardware | None = None
+    tracing: str = "spans"
+    """`spans`, or `off`: with the start method, how the harness itself may change the figures."""
+    start_method: str = "exec"
+    """How the ranks were started: `exec`, each a new program."""
+    verdicts: list[Verdict] = []
     format: int = FORMAT
     method: int = METHOD
 
