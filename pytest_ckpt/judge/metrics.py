@@ -1,0 +1,80 @@
+"""What is judged of a scenario: each metric as a cost of every round, whose logarithm is compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pytest_ckpt.records import Round, SaveRecord
+from pytest_ckpt.units import format_rate, format_seconds
+
+Cost = Callable[[SaveRecord, Round], float | None]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure of a round. Its cost grows where things become worse; its value is what people read."""
+
+    name: str
+    cost: Cost
+    """Of a round; None where it is not known."""
+    value: Callable[[SaveRecord, float], float]
+    """The value that a cost means."""
+    show: Callable[[float], str]
+    grows_with_cost: bool
+    """Whether a greater value is the worse one."""
+    modes: str
+    """`sync`, `background` or `any`: the modes of which it is judged."""
+    once_a_session: bool = False
+    """Whether part of it is measured once a session, so that sessions are the sample, and not rounds."""
+    least_change: float = 0.0
+    """A change of cost below this is nothing that anyone notices, however sure it is."""
+
+    def applies(self, mode: str) -> bool:
+        """Return whether it is judged of saves in `mode`."""
+        return self.modes == "any" or (self.modes == "sync") == (mode == "sync")
+
+    def costs(self, records: Sequence[SaveRecord]) -> list[float]:
+        """Return the logarithms of the costs of all rounds of `records`; nothing where one is not known."""
+        known = [cost for record in records for taken in record.rounds if (cost := self.cost(record, taken))]
+        return [math.log(cost) for cost in known] if len(known) == sum(len(r.rounds) for r in records) else []
+
+    def change(self, shift: float) -> float:
+        """Return the relative change of the value for a shift of the logarithm of the cost."""
+        return math.exp(shift if self.grows_with_cost else -shift) - 1
+
+
+def _efficiency_cost(record: SaveRecord, taken: Round) -> float | None:
+    bounds = record.bounds
+    return taken.save_s / bounds.overlapped_s if bounds is not None and bounds.overlapped_s > 0 else None
+
+
+METRICS = (
+    Metric(
+        name="throughput",
+        cost=lambda record, taken: taken.save_s,
+        value=lambda record, cost: record.logical_bytes / cost,
+        show=format_rate,
+        grows_with_cost=False,
+        modes="any",
+    ),
+    Metric(
+        name="stall",
+        cost=lambda record, taken: taken.stall_s,
+        value=lambda record, cost: cost,
+        show=format_seconds,
+        grows_with_cost=True,
+        modes="background",
+        least_change=0.01,
+    ),
+    Metric(
+        name="efficiency",
+        cost=_efficiency_cost,
+        value=lambda record, cost: 1 / cost,
+        show=lambda value: f"{100 * value:.3g} %",
+        grows_with_cost=False,
+        modes="sync",
+        once_a_session=True,
+    ),
+)
