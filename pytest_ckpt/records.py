@@ -214,6 +214,13 @@ class Accelerators(msgspec.Struct, frozen=True, kw_only=True):
     pcie_width: int | None = None
     """Lanes, at most."""
 
+    @property
+    def link(self) -> str:
+        """The link in words, as in `PCIe 5 x16`."""
+        if not self.pcie_generation and not self.pcie_width:
+            return "PCIe link not told"
+        return f"PCIe {self.pcie_generation or '?'} x{self.pcie_width or '?'}"
+
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     """What a machine is: no host name, serial number, user name or path."""

@@ -23,6 +23,16 @@ class LoopVolume:
     mount: Path
     number: str
     """Of its block device, as `7:0`."""
+    device: str
+
+    @contextmanager
+    def unmounted(self) -> Iterator[None]:
+        """Leave the bare mount point, which lies on the root file system, for a while."""
+        _run("umount", str(self.mount))
+        try:
+            yield
+        finally:
+            _run("mount", self.device, str(self.mount))
 
 
 @dataclass(frozen=True)
@@ -46,9 +56,8 @@ def loop_volume(size_bytes: int) -> Iterator[LoopVolume]:
         pytest.skip("only root can mount a volume")
     in_memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
     with ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ckpt-volume-", dir=in_memory)))
-        image, mount = scratch / "image", scratch / "mount"
-        mount.mkdir()
+        image = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ckpt-volume-", dir=in_memory))) / "image"
+        mount = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ckpt-mount-")))
         with image.open("wb") as file:
             file.truncate(size_bytes)
         try:
@@ -62,7 +71,7 @@ def loop_volume(size_bytes: int) -> Iterator[LoopVolume]:
         except (OSError, subprocess.CalledProcessError) as error:
             pytest.skip(f"no loop device here: {getattr(error, 'stderr', '') or error}")
         (mount / "lost+found").rmdir()
-        yield LoopVolume(mount, number)
+        yield LoopVolume(mount, number, device)
 
 
 @contextmanager

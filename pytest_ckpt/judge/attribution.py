@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from pytest_ckpt.judge.comparable import changed_environment
+from pytest_ckpt.judge.comparable import changed_surroundings
 from pytest_ckpt.judge.findings import is_synced, phase_medians
 from pytest_ckpt.records import BOUND_TERMS, Bounds, SaveRecord
 from pytest_ckpt.units import format_rate, format_seconds
@@ -93,5 +93,5 @@ def _grown_phase(metric: str, now: SaveRecord, stored: Sequence[SaveRecord]) -> 
 
 
 def _changed(now: SaveRecord, stored: Sequence[SaveRecord]) -> str:
-    changed = changed_environment(now, stored[-1])
-    return f"; changed since the baseline: {', '.join(changed)}" if changed else "; the software has not changed"
+    changed = changed_surroundings(now, stored[-1])
+    return f"; changed since the baseline: {', '.join(changed)}" if changed else "; neither software nor hardware changed"

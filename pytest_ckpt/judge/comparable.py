@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
+from pytest_ckpt.judge.baseline import Session
+from pytest_ckpt.judge.hardware_differences import hardware_differences
 from pytest_ckpt.records import SaveRecord
 from pytest_ckpt.units import format_bytes
 
@@ -30,7 +34,15 @@ def incomparable(now: SaveRecord, stored: SaveRecord) -> str | None:
     return None
 
 
-def changed_environment(now: SaveRecord, stored: SaveRecord) -> list[str]:
-    """Return what of the software differs, as `torch 2.13.0 (was 2.12.1)`."""
+def comparable_sessions(now: SaveRecord, sessions: Sequence[Session]) -> list[Session]:
+    """Return those of `sessions` that `now` may be compared with."""
+    return [session for session in sessions if all(incomparable(now, other) is None for other in session.records)]
+
+
+def changed_surroundings(now: SaveRecord, stored: SaveRecord) -> list[str]:
+    """Return what of software and hardware differs, as `torch 2.13.0 (was 2.12.1)`."""
     own, theirs = msgspec.structs.asdict(now.environment), msgspec.structs.asdict(stored.environment)
-    return [f"{name} {own[name]} (was {theirs[name]})" for name in own if own[name] != theirs[name]]
+    changed = [f"{name} {own[name]} (was {theirs[name]})" for name in own if own[name] != theirs[name]]
+    if now.hardware is not None and stored.hardware is not None:
+        changed += hardware_differences(now.hardware, stored.hardware)
+    return changed

@@ -17,7 +17,7 @@ import msgspec
 
 from pytest_ckpt.judge.attribution import attribute
 from pytest_ckpt.judge.baseline import WANTED_SESSIONS, Session, anchor, recent
-from pytest_ckpt.judge.comparable import incomparable
+from pytest_ckpt.judge.comparable import comparable_sessions, incomparable
 from pytest_ckpt.judge.metrics import METRICS, Metric
 from pytest_ckpt.judge.shift import Shift, sessions_needed, shift
 from pytest_ckpt.records import SaveRecord, Verdict
@@ -58,7 +58,7 @@ def judge(record: SaveRecord, sessions: Sequence[Session], rule: Rule, looks: in
     metrics = [metric for metric in METRICS if metric.applies(record.scenario.mode)]
     if not sessions:
         return [_unjudged(metrics[0], "no baseline", "no baseline of this scenario on this hardware")]
-    comparable = [s for s in sessions if all(incomparable(record, other) is None for other in s.records)]
+    comparable = comparable_sessions(record, sessions)
     if not comparable:
         reasons = (incomparable(record, other) for other in sessions[-1].records)
         return [_unjudged(metrics[0], "not comparable", next(reason for reason in reasons if reason))]
@@ -162,6 +162,8 @@ class _Comparison:
         if self._too_few():
             return "undecided"
         outcome = decide(found, margin)
+        if outcome == "ok" and found.high >= self.rule.margin:
+            return "undecided"  # within what sessions differ, which is more than is tolerated
         added = math.exp(median(self.base)) * (math.exp(found.low) - 1)
         return "ok" if outcome == "regressed" and added < self.metric.least_change else outcome
 
@@ -223,6 +225,8 @@ class _Comparison:
             return f"{len(self.now)} rounds, and fewer than {LEAST_ROUNDS} are not judged"
         if self._too_few():
             return f"one probe a session, so that {_LEAST_SESSIONS} sessions are needed"
+        if self._margin() > self.rule.margin:
+            return f"the probes of its sessions differ, and {_percent(verdict.detectable or 0)} could have been shown"
         if verdict.detectable is not None:
             return f"{_percent(verdict.detectable)} could have been shown"
         rounds = max(1, len(self.base) // len(self.pool))

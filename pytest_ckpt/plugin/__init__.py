@@ -3,6 +3,7 @@
 from pytest_ckpt.plugin.fixtures import ckpt_mode, ckpt_model, ckpt_save, ckpt_target, ckpt_world, ckpt_writer
 from pytest_ckpt.plugin.hooks import (
     pytest_addoption,
+    pytest_benchmark_compare_machine_info,
     pytest_collection_finish,
     pytest_collection_modifyitems,
     pytest_configure,
@@ -19,6 +20,7 @@ __all__ = [
     "ckpt_world",
     "ckpt_writer",
     "pytest_addoption",
+    "pytest_benchmark_compare_machine_info",
     "pytest_collection_finish",
     "pytest_collection_modifyitems",
     "pytest_configure",

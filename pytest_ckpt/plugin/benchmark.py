@@ -130,6 +130,12 @@ class ResultFile:
         """Write what is known by now, so that a later crash of the run loses nothing that was measured."""
         if self.path is None:
             return
+        draft = self.path.with_suffix(f".{os.getpid()}.tmp")
+        draft.write_text(json.dumps(self.document(), indent=1))
+        os.replace(draft, self.path)
+
+    def document(self) -> dict[str, Any]:
+        """Return what is known by now, as plain data."""
         session = self._config._benchmarksession  # type: ignore[attr-defined]
         hook = self._config.hook
         if self._facts is None:  # looking up CPU and commit takes a second, and neither changes
@@ -141,9 +147,8 @@ class ResultFile:
             config=self._config, benchmarks=benchmarks, include_data=True, **self._facts
         )
         hook.pytest_benchmark_update_json(config=self._config, benchmarks=benchmarks, output_json=output)
-        draft = self.path.with_suffix(f".{os.getpid()}.tmp")
-        draft.write_text(json.dumps(output, indent=1, default=str))
-        os.replace(draft, self.path)
+        plain: dict[str, Any] = json.loads(json.dumps(output, default=str))
+        return plain
 
 
 def _cache_file(config: pytest.Config) -> Path | None:

@@ -13,6 +13,7 @@ import pytest
 
 import pytest_ckpt
 from pytest_ckpt.errors import SettingError
+from pytest_ckpt.plugin import baseline_command
 from pytest_ckpt.report.explain import explain_lines, read_records
 from pytest_ckpt.target.clean import clean
 from pytest_ckpt.target.interface import Leftover
@@ -60,6 +61,13 @@ def _parser() -> argparse.ArgumentParser:
     probing.add_argument("--checkpoint", metavar="DIR", help="a saved checkpoint, to be copied as cp -r does")
     probing.set_defaults(do=_probe)
 
+    identifying = verbs.add_parser("hardware", help="print the hardware id of TARGET, and the facts it is made of")
+    identifying.add_argument("target", nargs="?", metavar="[LABEL=]PATH", help="default: pytest's temporary root")
+    identifying.add_argument("--json", action="store_true", help="id and facts as JSON")
+    identifying.set_defaults(do=_hardware)
+
+    baseline_command.add_parser(verbs)
+
     cleaning = verbs.add_parser("clean", help="remove what killed runs left in TARGET, and nothing else")
     cleaning.add_argument("target", metavar="PATH", help="folder that was a target")
     cleaning.add_argument("--kept", action="store_true", help="remove also what --ckpt-keep kept")
@@ -105,6 +113,17 @@ def _probe(options: argparse.Namespace) -> int:
     target = open_target(parse_target(options.target, "pytest-ckpt probe"))
     for line in probe_target(target, options.ranks, size, options.checkpoint):
         print(line, flush=True)
+    return 0
+
+
+def _hardware(options: argparse.Namespace) -> int:
+    from pytest_ckpt.plugin.hardware import hardware_lines
+
+    lines = hardware_lines(options.target, options.json)
+    try:
+        print("\n".join(lines), flush=True)
+    except BrokenPipeError:  # `| head -1` has what it wants; what is left is not to be flushed at exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

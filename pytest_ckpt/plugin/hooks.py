@@ -25,6 +25,7 @@ _SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 _COMPLETE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 _DIMENSIONS = ("ckpt_target", "ckpt_model", "ckpt_world", "ckpt_mode")
 _MARKS = {
+    "ckpt(tolerance)": "the share of throughput that a scenario of this test may lose, as tolerance='5%'",
     "ckpt_save": "benchmarks of checkpoint saves",
     "ckpt_load": "benchmarks of checkpoint loads; to come",
     "ckpt_acceptance": "what a checkpoint promises, put to the test; to come",
@@ -38,12 +39,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add_options(parser)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marks; refuse bad options before anything else happens."""
+    """Register the marks; refuse bad options before anything else happens.
+
+    It comes before pytest-benchmark's, which reads what to compare with, and where that looks no baseline lies.
+    """
     for mark, meaning in _MARKS.items():
         config.addinivalue_line("markers", f"{mark}: {meaning} (pytest-ckpt).")
     if any_given(config):
         _settings(config)
+    if config.getoption("benchmark_compare", None) is True:
+        from pytest_ckpt.plugin import comparing
+
+        comparing.compare_with_newest(config, _settings(config))
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_benchmark_compare_machine_info(machine_info: dict[str, Any], compared_benchmark: dict[str, Any]) -> None:
+    """Keep pytest-benchmark from warning of another machine: a baseline names no host, and its id has been matched."""
+    from pytest_ckpt.plugin import comparing
+
+    if comparing.is_baseline(compared_benchmark):
+        compared_benchmark["machine_info"] = machine_info
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -92,18 +110,29 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             "tests that save need pytest-benchmark, which is switched off (-p no:benchmark); run without that option"
         )
     from pytest_ckpt.errors import SettingError
-    from pytest_ckpt.plugin import benchmark
+    from pytest_ckpt.plugin import benchmark, comparing
+    from pytest_ckpt.plugin.baselines import Baselines
+    from pytest_ckpt.plugin.item_verdicts import ItemVerdicts
     from pytest_ckpt.plugin.outcome import Outcome
     from pytest_ckpt.plugin.run import Run
 
-    run = config.stash[RUN] = Run(config, _settings(config), Outcome(config))
+    settings = _settings(config)
+    baselines = Baselines(config, settings)
+    run = config.stash[RUN] = Run(config, settings, Outcome(config, baselines), baselines)
     for item in saving:
         item.stash[CLOCK] = benchmark.use_clock(item)
     try:
         run.plan(saving)
     except SettingError as error:
         raise pytest.UsageError(str(error)) from error
-    for name, plugin in {"ckpt-run": run, "ckpt-outcome": run.outcome, "ckpt-benchmark": benchmark}.items():
+    if comparing.OTHERS in config.stash:
+        comparing.compare_with_others(config)
+    for name, plugin in {
+        "ckpt-run": run,
+        "ckpt-outcome": run.outcome,
+        "ckpt-benchmark": benchmark,
+        "ckpt-verdicts": ItemVerdicts(),
+    }.items():
         config.pluginmanager.register(plugin, name)
 
 

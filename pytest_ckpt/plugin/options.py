@@ -50,6 +50,13 @@ OPTIONS = (
     Option("probe", "SIZE|off", "most bytes that a probe of the storage writes; default: 2GiB"),
     Option("survey", "", "probe the other writable volumes of the machine too; default: off", switch=True),
     Option("trace", "FILE", "write all ranks' spans for ui.perfetto.dev; default: none"),
+    Option("baseline", "check|grow|save|require|off", "what to do with stored baselines; default: check"),
+    Option("baseline-dir", "DIR", "where baselines are kept; default: baselines, beside the ini file"),
+    Option("baseline-force", "", "save a regressed session as baseline all the same; default: off", switch=True),
+    Option("tolerance", "SHARE", "loss of throughput that is tolerated, as 10% (default) or 0.1"),
+    Option("fail-on", "OUTCOME,...", "what fails a test beside a regression: undecided; default: nothing more"),
+    Option("hardware", "[LABEL=]ID", "hardware id to use instead of the one found", True),
+    Option("expect-hardware", "[LABEL=]ID", "fail at once where the hardware id is another", True),
 )
 
 

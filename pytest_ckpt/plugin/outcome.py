@@ -12,6 +12,7 @@ import pytest
 from pytest_ckpt.errors import SettingError
 from pytest_ckpt.measure.spans import Span
 from pytest_ckpt.plugin import benchmark
+from pytest_ckpt.plugin.baselines import Baselines
 from pytest_ckpt.records import SaveRecord
 from pytest_ckpt.report.chrome import trace_events
 from pytest_ckpt.report.explain import explain_lines
@@ -21,8 +22,9 @@ from pytest_ckpt.report.table import summary_lines
 class Outcome:
     """Registered as a plugin beside the `Run` that fills it."""
 
-    def __init__(self, config: pytest.Config) -> None:
+    def __init__(self, config: pytest.Config, baselines: Baselines) -> None:
         self._config = config
+        self._baselines = baselines
         self._rows: dict[tuple[str, str | None], SaveRecord] = {}
         self._file: benchmark.ResultFile | None = None
         self.kept: list[str] = []
@@ -77,7 +79,11 @@ class Outcome:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """A call that could not be used is the user's error, whatever else passed: exit status 4."""
+        """Save baselines; a call that could not be used is the user's error, whatever else passed: exit status 4."""
+        if self._file is not None and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            self._baselines.save(self._file.document())
+            if self._baselines.failed:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if self.usage_errors and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
@@ -96,6 +102,12 @@ class Outcome:
             for name, record in rows:
                 for note in record.notes:
                     terminalreporter.write_line(f"{name or record.scenario.mode}: {note}")
+        for line in self._baselines.lines:
+            terminalreporter.write_line(f"ckpt: {line}", yellow=True)
+        for line in self._baselines.saved if verbosity >= -1 else ():
+            terminalreporter.write_line(line)
+        for line in self._baselines.failed:
+            terminalreporter.write_line(line, red=True)
         for path in self.kept:
             terminalreporter.write_line(f"kept: {path}")
         for path in self.left:

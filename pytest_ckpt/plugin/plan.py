@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_ckpt.errors import CannotFit
+from pytest_ckpt.errors import CannotFit, SettingError
 from pytest_ckpt.measure.memory import available_memory_bytes
 from pytest_ckpt.plugin import benchmark
-from pytest_ckpt.plugin.settings import ModelSpec, Settings
+from pytest_ckpt.plugin.settings import ModelSpec, Settings, parse_tolerance
 from pytest_ckpt.target.interface import Target
 from pytest_ckpt.target.space import require_space
 from pytest_ckpt.units import format_bytes, format_seconds
@@ -129,6 +129,20 @@ def sort_by_world(items: list[pytest.Item], settings: Settings) -> None:
     places = [place for place, item in enumerate(items) if "ckpt_world" in _params(item)]
     for place, item in zip(places, sorted([items[place] for place in places], key=key), strict=True):
         items[place] = item
+
+
+def tolerance_of(item: pytest.Item, settings: Settings) -> float:
+    """Return the margin of a test's scenarios: its own, by the mark `ckpt`, or the session's."""
+    for mark in item.iter_markers("ckpt"):
+        source = f"the mark ckpt of {item.name}"
+        unknown = [*map(repr, mark.args), *(name for name in mark.kwargs if name != "tolerance")]
+        if unknown:
+            raise SettingError(
+                f"{unknown[0]} (from {source}) is not known there; write pytest.mark.ckpt(tolerance='5%')"
+            )
+        if "tolerance" in mark.kwargs:
+            return parse_tolerance(mark.kwargs["tolerance"], source)
+    return settings.tolerance
 
 
 def is_overridden(item: Any, name: str) -> bool:

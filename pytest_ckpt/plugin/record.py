@@ -16,7 +16,7 @@ from pytest_ckpt.judge import findings
 from pytest_ckpt.judge.bounds import efficiency
 from pytest_ckpt.plugin.settings import ModelSpec, WriterSpec
 from pytest_ckpt.plugin.survey import Survey, bounds_of
-from pytest_ckpt.records import Environment, SaveRecord, Scenario, TargetRecord
+from pytest_ckpt.records import Environment, Hardware, SaveRecord, Scenario, TargetRecord
 from pytest_ckpt.target.interface import Target
 from pytest_ckpt.world.interface import World
 from pytest_ckpt.world.rounds import Measured
@@ -32,6 +32,19 @@ class SaveRequest:
     mode: str
     writer: WriterSpec
     title: str
+    tolerance: float
+    """Share of the throughput that may be lost against the baseline."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Of one session: which it is, and on what it measures."""
+
+    session: str
+    """A random name."""
+    hardware: Hardware
+    driver: str | None
+    """Version of the accelerators' driver."""
 
 
 def scenario_of(request: SaveRequest) -> Scenario:
@@ -51,14 +64,20 @@ def scenario_of(request: SaveRequest) -> Scenario:
 
 
 def make_record(
-    request: SaveRequest, measured: Measured, began: datetime, survey: Survey, targets: list[Target]
+    request: SaveRequest,
+    measured: Measured,
+    began: datetime,
+    survey: Survey,
+    targets: list[Target],
+    origin: Origin,
+    hardware_id: str,
 ) -> SaveRecord:
     """Return the record of a scenario that began at `began` (UTC), with what `survey` knows of its target."""
     target, scenario = request.target, scenario_of(request)
     identity, probes = survey.identity(target), survey.probes_of(target, request.world)
     record = SaveRecord(
         scenario=scenario,
-        environment=_environment(),
+        environment=_environment(origin.driver),
         host=socket.gethostname(),
         time=began.isoformat(),
         target=TargetRecord(
@@ -81,6 +100,10 @@ def make_record(
         other_volumes=survey.other_volumes(target, targets, request.world, measured.logical_bytes),
         memory_bytes=psutil.virtual_memory().total,
         notes=measured.notes,
+        session=origin.session,
+        hardware_id=hardware_id,
+        hardware=origin.hardware,
+        start_method=request.world.start_method,
     )
     expected = bounds_of(scenario, record.logical_bytes, probes)
     bounds = bounds_of(scenario, record.logical_bytes, probes, findings.is_synced(record))
@@ -94,10 +117,10 @@ def make_record(
     return msgspec.structs.replace(record, findings=found, bottleneck=findings.bottleneck(found))
 
 
-def _environment() -> Environment:
+def _environment(driver: str | None) -> Environment:
     return Environment(
         torch=version("torch"),
-        driver=None,
+        driver=driver,
         kernel=platform.release(),
         plugin=pytest_ckpt.__version__,
         python=platform.python_version(),

@@ -5,17 +5,23 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import cached_property
+from statistics import median
 
+import msgspec
 import pytest
 
 from pytest_ckpt.errors import SettingError, TooSlow, unknown_name
+from pytest_ckpt.measure.hardware import driver_version
 from pytest_ckpt.plugin import benchmark, plan
+from pytest_ckpt.plugin.baselines import Baselines
 from pytest_ckpt.plugin.interrupts import end_ignoring, ending_signals_interrupt
 from pytest_ckpt.plugin.outcome import Outcome
-from pytest_ckpt.plugin.record import SaveRequest, make_record, scenario_of
+from pytest_ckpt.plugin.record import Origin, SaveRequest, make_record, scenario_of
 from pytest_ckpt.plugin.settings import Settings, require_importable
 from pytest_ckpt.plugin.survey import SURVEY_BYTES, Survey, prediction_lines
 from pytest_ckpt.plugin.terminal import TerminalProgress
@@ -25,7 +31,7 @@ from pytest_ckpt.target.path import open_target
 from pytest_ckpt.target.spec import TargetSpec
 from pytest_ckpt.units import format_seconds
 from pytest_ckpt.world.interface import RankFailure
-from pytest_ckpt.world.rounds import RoundsPlan, Saving, measure_rounds
+from pytest_ckpt.world.rounds import LEAST_ROUNDS, Measured, RoundsPlan, Saving, measure_rounds
 from pytest_ckpt.world.spawned import SpawnedWorld
 
 
@@ -36,6 +42,7 @@ class Run:
     config: pytest.Config
     settings: Settings
     outcome: Outcome
+    baselines: Baselines
 
     def __post_init__(self) -> None:
         self._needs: list[plan.Need] = []
@@ -55,6 +62,10 @@ class Run:
         self._needs = [plan.Need.of_item(item, self, tests=len(saving)) for item in saving]
         for target in dict.fromkeys(need.target for need in self._needs):
             self._warnings += target.check()
+            self.baselines.open(target, self._survey.identity(target))
+        self.baselines.check_labels()
+        for item in saving:
+            plan.tolerance_of(item, self.settings)
         for need in self._needs:
             need.check()
         if self.settings.trace_file is not None and saving:
@@ -64,7 +75,7 @@ class Run:
         """Print what was chosen and why."""
         if self.config.get_verbosity() < 0 or not self._needs:
             return []
-        return plan.header_lines(self, self._needs, self._warnings)
+        return [*plan.header_lines(self, self._needs, self._warnings), *self.baselines.header_lines()]
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Iterator[None]:
@@ -111,24 +122,43 @@ class Run:
             self._worlds[size] = SpawnedWorld(size, self.settings.device, self.settings.timeout_s)
         return self._worlds[size]
 
+    @cached_property
+    def origin(self) -> Origin:
+        """What this session's records say of where they come from."""
+        return Origin(uuid.uuid4().hex, self.baselines.hardware, driver_version())
+
     def save(self, request: SaveRequest) -> SaveRecord:
-        """Measure one scenario; failed rounds of the ranks end the test with their report."""
+        """Measure one scenario and judge it; failed rounds of the ranks end the test with their report."""
         need = plan.Need.of_request(request, self)
         if not any(need.is_part_of(planned) for planned in self._needs):
             need.check(reusable_bytes=self._state_bytes)
         allowed_s = self._allowed_s()
+        started = time.monotonic()
         self._state_bytes = request.model.state_bytes or 0
+        self.baselines.open(request.target, self._survey.identity(request.target))
         folder = self.folder(request.target)
-        settings = self.settings
         began = datetime.now(timezone.utc)
         failed_before = request.target.label in self._failed
         self._failed.add(request.target.label)  # until the opposite is known: an interrupt is a failure too
         progress = TerminalProgress(self.config, request.title, folder.bytes_in)
+        measured = self._measure(request, allowed_s, progress)
+        record = self._judged(request, measured, began)
+        if self.baselines.wants_second_look(record, request.target):
+            left_s = allowed_s - (time.monotonic() - started)
+            measured = self._second_look(request, measured, left_s, progress)
+            record = self._judged(request, measured, began, looks=2)
+        if not failed_before:
+            self._failed.discard(request.target.label)
+        self.outcome.note_spans(request.title, measured.spans)
+        return record
+
+    def _measure(self, request: SaveRequest, allowed_s: float, progress: TerminalProgress) -> Measured:
+        settings = self.settings
         try:
             self._probe(request, progress)
-            measured = measure_rounds(
+            return measure_rounds(
                 request.world,
-                folder,
+                self.folder(request.target),
                 Saving(
                     mode=request.mode,
                     writer=request.writer.factory,
@@ -152,10 +182,29 @@ class Run:
             raise pytest.fail.Exception(
                 f"{failure}\nwhile {request.title} was measured; {plan.space_line(request.target)}", pytrace=False
             ) from None
-        if not failed_before:
-            self._failed.discard(request.target.label)
-        self.outcome.note_spans(request.title, measured.spans)
-        return make_record(request, measured, began, self._survey, list(self._targets.values()))
+
+    def _second_look(
+        self, request: SaveRequest, measured: Measured, left_s: float, progress: TerminalProgress
+    ) -> Measured:
+        """Return `measured` with more rounds, from fresh ranks, or with a note that there was no time for them."""
+        progress.say(f"ckpt: {request.title}: undecided, so a second look is taken")
+        needed_s = (LEAST_ROUNDS + 1) * median(taken.save_s for taken in measured.rounds)
+        try:
+            if needed_s > left_s:
+                raise TooSlow(f"{format_seconds(max(0, left_s))} are left, and it needs {format_seconds(needed_s)}")
+            fresh = request.world.renew()
+            again = self._measure(request, left_s, progress)
+        except TooSlow as error:
+            note = f"no second look was taken: {error}"
+            return msgspec.structs.replace(measured, notes=[*measured.notes, note])
+        where = "by fresh ranks" if fresh else "by the same ranks, since functions of the test's own ran in them"
+        return measured.and_again(again, f"{len(again.rounds)} of the rounds are a second look, {where}")
+
+    def _judged(self, request: SaveRequest, measured: Measured, began: datetime, looks: int = 1) -> SaveRecord:
+        targets = list(self._targets.values())
+        name = self.baselines.id_of(request.target)
+        record = make_record(request, measured, began, self._survey, targets, self.origin, name)
+        return self.baselines.judged(record, request.target, request.tolerance, looks)
 
     def _probe(self, request: SaveRequest, progress: TerminalProgress) -> None:
         """Probe every target of the session before the first save, so that each record can name a faster one."""

@@ -12,6 +12,8 @@ from pytest_ckpt.errors import CkptError, SettingError, unknown_name
 from pytest_ckpt.plugin import benchmark
 from pytest_ckpt.plugin.benchmark import Rows
 from pytest_ckpt.plugin.hooks import CLOCK
+from pytest_ckpt.plugin.item_verdicts import note_verdicts
+from pytest_ckpt.plugin.plan import tolerance_of
 from pytest_ckpt.plugin.record import SaveRequest
 from pytest_ckpt.plugin.run import Run
 from pytest_ckpt.plugin.settings import ModelSpec, WriterSpec, model_spec
@@ -41,7 +43,8 @@ class Saver:
 
         `mode` is `sync` or `async`; `writer` a function at module level from a path to a StorageWriter; `model` one
         from the device mesh and device to a state dict. What is left out comes from the fixtures. A failed save ends
-        the test with the rank, its phase and cause; what cannot be used ends it with exit status 4.
+        the test with the rank, its phase and cause; what cannot be used ends it with exit status 4. Where the save
+        regressed against its baseline, the test fails once it has ended: this returns all the same.
         """
         try:
             self._claim(name)
@@ -52,8 +55,12 @@ class Saver:
                 mode=self._mode(mode),
                 writer=self._writer(writer),
                 title=self._request.node.name + (f":{name}" if name else ""),
+                tolerance=tolerance_of(self._request.node, self._run.settings),
             )
             record = self._run.save(request)
+            failures: list[str] = []
+            if not benchmark.is_disabled(self._request.config):
+                record, failures = self._run.baselines.conclude(record, request.target)
         except SettingError as error:
             self._run.outcome.usage_errors += 1
             raise pytest.fail.Exception(str(error), pytrace=False) from None
@@ -62,6 +69,7 @@ class Saver:
         if not benchmark.is_disabled(self._request.config):
             self._rows.add(record, name)
             self._run.outcome.note(self._request.node.nodeid, name, record)
+            note_verdicts(self._request.node, name, record, failures)
         return record
 
     def _claim(self, name: str | None) -> None:

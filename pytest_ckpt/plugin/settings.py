@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
 from pytest_ckpt.errors import CannotFit, SettingError, unknown_name
 from pytest_ckpt.measure.devices import cuda_device_count, cuda_memory_bytes
+from pytest_ckpt.measure.hardware_id import check_id
 from pytest_ckpt.measure.memory import available_memory_bytes
 from pytest_ckpt.model.geometry import GEOMETRIES, find_geometry
 from pytest_ckpt.model.recipe import Recipe, find_recipe, state_bytes
@@ -23,8 +26,11 @@ from pytest_ckpt.world.functions import FunctionRef, parse_reference, reference
 
 T = TypeVar("T")
 _KEEPS = ("none", "failed", "all")
+_BASELINES = ("check", "grow", "save", "require", "off")
+_FAIL_ON = ("undecided",)
 _AUTO_MODELS = ("llama3-8b", "llama3.2-3b", "llama3.2-1b", "llama3-debug")
 _DEFAULT = "default"
+_SHARE = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(%?)\s*")
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,16 @@ class Settings:
     """Most bytes of a probe; zero: none is made."""
     survey: bool
     trace_file: str | None
+    baseline: str
+    """`check`, `grow`, `save`, `require` or `off`."""
+    baseline_folder: Path
+    baseline_force: bool
+    tolerance: float
+    """Share of the throughput."""
+    fail_on: tuple[str, ...]
+    hardware: dict[str | None, str]
+    """Hardware ids to use, by the target's label; None stands for every target."""
+    expected_hardware: dict[str | None, str]
     references: tuple[tuple[FunctionRef, str], ...]
     """The user's functions that options name, each with the option."""
     reasons: dict[str, str]
@@ -113,6 +129,13 @@ class _Reader:
             probe_bytes=self._one("probe", _probe_bytes, "2GiB"),
             survey=self._one("survey", _on_or_off, "off"),
             trace_file=self._one("trace", lambda text, source: text, "") or None,
+            baseline=self._one("baseline", _baseline, "check"),
+            baseline_folder=self._baseline_folder(),
+            baseline_force=self._one("baseline-force", _on_or_off, "off"),
+            tolerance=self._one("tolerance", parse_tolerance, "10%"),
+            fail_on=self._one("fail-on", _fail_on, ""),
+            hardware=dict(self._many("hardware", _labelled_id)),
+            expected_hardware=dict(self._many("expect-hardware", _labelled_id)),
             references=tuple(
                 (parse_reference(text, source), source)
                 for name in ("model", "writer")
@@ -128,6 +151,18 @@ class _Reader:
         if ini is None or not spec.source.startswith("ini ") or os.path.isabs(os.path.expanduser(spec.given)):
             return spec
         return replace(spec, location=os.path.join(ini.parent, spec.given))
+
+    def _baseline_folder(self) -> Path:
+        given = given_values(self._config, "baseline-dir")
+        if not given:
+            return self._config.rootpath / "baselines"
+        text, source = given[0]
+        ini = self._config.inipath
+        folder = Path(text).expanduser()
+        folder = ini.parent / folder if ini is not None and source.startswith("ini ") else Path.cwd() / folder
+        if folder.exists() and not folder.is_dir():
+            raise SettingError(f"{text!r} (from {source}) is no folder; write one that holds baselines")
+        return folder
 
     def _many(self, name: str, parse: Callable[[str, str], T]) -> list[T]:
         return [parse(text, source) for text, source in given_values(self._config, name)]
@@ -228,8 +263,38 @@ def _probe_bytes(text: str, source: str) -> int:
 
 def _on_or_off(text: str, source: str) -> bool:
     if text not in ("on", "off"):
-        raise unknown_name("value of --ckpt-survey", text, ("on", "off"), source)
+        raise unknown_name("value of a switch", text, ("on", "off"), source)
     return text == "on"
+
+
+def parse_tolerance(text: object, source: str) -> float:
+    """Return the share that `text` names (`10%`, `0.1`); `SettingError` where it is not between 0 and 1."""
+    match = _SHARE.fullmatch(str(text))
+    share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
+    if not 0 < share < 1:
+        raise SettingError(
+            f"tolerance {str(text)!r} (from {source}) is no share between 0 and 100 %; write it as 10% or 0.1"
+        )
+    return share
+
+
+def _baseline(text: str, source: str) -> str:
+    if text not in _BASELINES:
+        raise unknown_name("value of --ckpt-baseline", text, _BASELINES, source)
+    return text
+
+
+def _fail_on(text: str, source: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    for name in names:
+        if name not in _FAIL_ON:
+            raise unknown_name("outcome", name, _FAIL_ON, source)
+    return names
+
+
+def _labelled_id(text: str, source: str) -> tuple[str | None, str]:
+    label, equals, name = text.rpartition("=")
+    return (label if equals else None), check_id(name, source)
 
 
 def _keep(text: str, source: str) -> str:

@@ -39,6 +39,7 @@ def explain_lines(record: SaveRecord, *, name: str | None = None, verbose: bool 
     else:
         lines += _told([main]) if verbose or main.severity != "info" else _indented(main.text)
         lines += _told(others) if verbose else _indented(_named(others))
+    lines += _indented(*(v.text for v in record.verdicts if verbose or v.outcome != "no baseline"))
     if verbose:
         lines += _indented(*_ranks(record))
     return lines

@@ -27,6 +27,11 @@ class World(Protocol):
         """Where the state lives: `cpu` or `cuda`."""
         ...
 
+    @property
+    def start_method(self) -> str:
+        """How the ranks were started, which may change what is measured."""
+        ...
+
     def run(
         self,
         function: Callable[..., Any],
@@ -41,6 +46,10 @@ class World(Protocol):
         `function` lives at module level; arguments and replies are plain data. `while_waiting` is called now and
         then in the caller's process. Raises `RankFailure` when a rank dies, hangs past `timeout_s` or raises.
         """
+        ...
+
+    def renew(self) -> bool:
+        """Let the next command find fresh ranks; False where these must stay, since a test ran functions of its own."""
         ...
 
     def close(self) -> None:

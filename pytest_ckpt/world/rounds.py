@@ -78,6 +78,15 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     spans: list[list[list[Span]]]
     """For each round, each rank's spans."""
 
+    def and_again(self, more: Measured, note: str) -> Measured:
+        """Return this with the rounds of a second look, whose first save is no round either."""
+        return msgspec.structs.replace(
+            self,
+            rounds=self.rounds + more.rounds,
+            spans=self.spans + more.spans,
+            notes=[*self.notes, *more.notes, note],
+        )
+
 
 def measure_rounds(
     world: World,

@@ -25,6 +25,7 @@ class FakeWorld:
     def __init__(self, size: int = 2, save_s: float = 2.0, overhead_s: float = 0.5, steps: list[Any] | None = None):
         self.size = size
         self.device = "cpu"
+        self.start_method = "exec"
         self.clock = Clock()
         self.save_s = save_s
         self.overhead_s = overhead_s
@@ -78,6 +79,10 @@ class FakeWorld:
             }
             for rank in range(self.size)
         ]
+
+    def renew(self) -> bool:
+        self.steps.append("renew")
+        return True
 
     def close(self) -> None:
         self.steps.append("close")
