@@ -94,4 +94,6 @@ def _grown_phase(metric: str, now: SaveRecord, stored: Sequence[SaveRecord]) -> 
 
 def _changed(now: SaveRecord, stored: Sequence[SaveRecord]) -> str:
     changed = changed_surroundings(now, stored[-1])
-    return f"; changed since the baseline: {', '.join(changed)}" if changed else "; neither software nor hardware changed"
+    return (
+        f"; changed since the baseline: {', '.join(changed)}" if changed else "; neither software nor hardware changed"
+    )

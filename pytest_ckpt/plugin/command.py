@@ -29,7 +29,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given[:1] == ["run"] and not {"-h", "--help"} & set(given[1:2]):
             return _run(given[1:])  # what follows is pytest's to parse
         options = _parser().parse_args(given)
-        return int(options.do(options))
+        status = int(options.do(options))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # `pytest-ckpt ... | head`: who reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except SettingError as error:
         print(f"pytest-ckpt: {error}", file=sys.stderr)
         return int(pytest.ExitCode.USAGE_ERROR)
@@ -119,11 +124,7 @@ def _probe(options: argparse.Namespace) -> int:
 def _hardware(options: argparse.Namespace) -> int:
     from pytest_ckpt.plugin.hardware import hardware_lines
 
-    lines = hardware_lines(options.target, options.json)
-    try:
-        print("\n".join(lines), flush=True)
-    except BrokenPipeError:  # `| head -1` has what it wants; what is left is not to be flushed at exit either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print("\n".join(hardware_lines(options.target, options.json)))
     return 0
 
 
