@@ -18,7 +18,7 @@ from pytest_ckpt.plugin.record import SaveRequest
 from pytest_ckpt.plugin.run import Run
 from pytest_ckpt.plugin.settings import ModelSpec, WriterSpec, model_spec
 from pytest_ckpt.records import SaveRecord
-from pytest_ckpt.save.writers import MODES
+from pytest_ckpt.save.modes import MODES
 from pytest_ckpt.world.functions import parse_reference, reference
 
 

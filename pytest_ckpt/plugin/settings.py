@@ -19,7 +19,8 @@ from pytest_ckpt.measure.memory import available_memory_bytes
 from pytest_ckpt.model.geometry import GEOMETRIES, find_geometry
 from pytest_ckpt.model.recipe import Recipe, find_recipe, state_bytes
 from pytest_ckpt.plugin.options import given_values
-from pytest_ckpt.save.writers import DEFAULT_WRITER, MODES, file_system_writer
+from pytest_ckpt.save.modes import DEFAULT_MODES, MODES
+from pytest_ckpt.save.writers import DEFAULT_WRITER, file_system_writer
 from pytest_ckpt.target.spec import TargetSpec, parse_targets
 from pytest_ckpt.units import parse_bytes, parse_seconds
 from pytest_ckpt.world.functions import FunctionRef, parse_reference, reference
@@ -119,7 +120,7 @@ class _Reader:
             models=self._models(recipe, device),
             ranks=self._ranks(device),
             device=device,
-            modes=tuple(dict.fromkeys(self._many("mode", _mode))) or self._defaulted("mode", MODES),
+            modes=tuple(dict.fromkeys(self._many("mode", _mode))) or self._defaulted("mode", DEFAULT_MODES),
             writer=self._one("writer", _writer, "") or WriterSpec(DEFAULT_WRITER, default_writer()),
             rounds=self._one("rounds", _positive, "5"),
             max_time_s=self._one("max-time", _seconds, "15m"),

@@ -1,11 +1,16 @@
-"""One save through `torch.distributed.checkpoint`, timed on the rank that makes it."""
+"""The engine `dcp`: `torch.distributed.checkpoint`, in all its modes."""
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from torch.distributed.checkpoint import state_dict_saver
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
+
+from pytest_ckpt.save import torch_private
+from pytest_ckpt.save.engine import Pending
+from pytest_ckpt.save.modes import MODES, make_stager
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -14,35 +19,69 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.storage import StorageWriter
 
 
-class TimedSave(NamedTuple):
-    """A rank's clock readings of one save (CLOCK_MONOTONIC seconds), and what DCP returned."""
+class DcpEngine:
+    """Saves through `dcp.save` or `dcp.async_save`; see `Engine`."""
 
-    called_s: float
-    returned_s: float
-    completed_s: float
-    metadata: Metadata
+    def __init__(self, mode: str, writer: Callable[[str], StorageWriter], group: ProcessGroup) -> None:
+        self.mode = MODES[mode]
+        self._make_writer = writer
+        self._group = group
+        self._stager = make_stager(self.mode)
+        self.writer: StorageWriter | None = None
+        """Of the save that was prepared; may be replaced by one that watches it."""
+        self.planner: SavePlanner | None = None
+        """DCP's default where it is None."""
+        self._metadata: Metadata | None = None
+
+    def prepare(self, location: str) -> None:
+        """See `Engine.prepare`."""
+        self.writer = self._make_writer(location)
+        self.planner = None
+
+    def start(self, state_dict: dict[str, Any]) -> Pending:
+        """See `Engine.start`."""
+        given: dict[str, Any] = {
+            "storage_writer": self.writer,
+            "planner": self.planner,
+            "process_group": self._group,
+        }
+        if self.mode.name == "sync":
+            self._metadata = state_dict_saver.save(state_dict, **given)
+            return Pending(None, None)
+        kind = AsyncCheckpointerType.PROCESS if self.mode.process else AsyncCheckpointerType.THREAD
+        if self._stager is not None:
+            given["async_stager"] = self._stager
+        response = state_dict_saver.async_save(state_dict, async_checkpointer_type=kind, **given)
+        if isinstance(response, AsyncSaveResponse):
+            return Pending(response.staging_completion, _Noting(self, response.upload_completion))
+        return Pending(None, _Noting(self, response))
+
+    def stored_bytes(self) -> int | None:
+        """See `Engine.stored_bytes`."""
+        return None if self._metadata is None else stored_bytes(self._metadata)
+
+    def load(self, state_dict: dict[str, Any], location: str) -> None:
+        """See `Engine.load`."""
+        state_dict_loader.load(state_dict, checkpoint_id=location, process_group=self._group)
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        if self._stager is not None:
+            self._stager.close()
+            self._stager = None
+        if self.mode.process:
+            torch_private.end_checkpoint_process()
 
 
-def save(
-    mode: str,
-    state_dict: dict[str, Any],
-    writer: StorageWriter,
-    group: ProcessGroup,
-    planner: SavePlanner | None = None,
-) -> TimedSave:
-    """Save `state_dict` with `writer`; `mode` is `sync` (`dcp.save`) or `async` (`dcp.async_save`, thread).
+class _Noting:
+    """A future whose result the engine keeps: the checkpoint's metadata."""
 
-    Readings: before the call; when it returned, from where on training could go on; when the checkpoint was complete.
-    """
-    called = time.monotonic()
-    if mode == "sync":
-        metadata = state_dict_saver.save(state_dict, storage_writer=writer, planner=planner, process_group=group)
-        completed = time.monotonic()
-        return TimedSave(called, completed, completed, metadata)
-    upload = state_dict_saver.async_save(state_dict, storage_writer=writer, planner=planner, process_group=group)
-    returned = time.monotonic()
-    metadata = upload.result()  # type: ignore[union-attr]  # AsyncSaveResponse only from stagers with futures
-    return TimedSave(called, returned, time.monotonic(), metadata)
+    def __init__(self, engine: DcpEngine, future: Any) -> None:
+        self._engine, self._future = engine, future
+
+    def result(self) -> Any:
+        self._engine._metadata = self._future.result()
+        return self._engine._metadata
 
 
 def stored_bytes(metadata: Metadata) -> int | None:

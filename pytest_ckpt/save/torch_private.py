@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import Any
 
 
@@ -33,6 +34,32 @@ PLAN_CACHES = (
     "_cached_global_plan",
     "_cached_metadata",
 )
+
+
+def end_checkpoint_process(timeout_s: float = 10.0) -> None:
+    """End DCP's background process, which it keeps for the life of this one, so that the next save starts another."""
+    from torch.distributed.checkpoint import _async_process_executor as executor
+
+    process = executor._CHECKPOINT_PROCESS
+    executor._CHECKPOINT_PROCESS = None
+    if process is None:
+        return
+    child = process._save_process
+    with suppress(OSError, ValueError):
+        process._send(executor._CheckpointSaveProcessControlOpts.TERMINATE)
+    child.join(timeout_s)
+    if child.is_alive():
+        child.kill()
+        child.join(timeout_s)
+    process._process_pipe.close()
+
+
+def checkpoint_process_pid() -> int | None:
+    """Return the id of DCP's background process; None while there is none."""
+    from torch.distributed.checkpoint import _async_process_executor as executor
+
+    process = executor._CHECKPOINT_PROCESS
+    return None if process is None else process._save_process.pid
 
 
 def wrapped_failures(error: BaseException) -> dict[int, tuple[BaseException, Any]]:

@@ -10,22 +10,23 @@ from pytest_ckpt.errors import SettingError
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.storage import StorageWriter
 
-MODES = ("sync", "async")
 DEFAULT_WRITER = "FileSystemWriter"
 
 
-def file_system_writer(path: str) -> StorageWriter:
+def file_system_writer(path: str, **options: Any) -> StorageWriter:
     """Return DCP's FileSystemWriter as torch makes it: one file per rank, one thread, every file synced."""
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-    return FileSystemWriter(path, sync_files=True)
+    return FileSystemWriter(path, **{"sync_files": True, **options})
 
 
-def make_writer(factory: Callable[[str], Any], location: str, name: str) -> StorageWriter:
-    """Return what `factory` makes for `location`; `SettingError` where that is no StorageWriter."""
+def make_writer(
+    factory: Callable[..., Any], location: str, name: str, options: dict[str, Any] | None = None
+) -> StorageWriter:
+    """Return what `factory` makes for `location` with `options`; `SettingError` where that is no StorageWriter."""
     from torch.distributed.checkpoint.storage import StorageWriter
 
-    writer = factory(location)
+    writer = factory(location, **(options or {}))
     if not isinstance(writer, StorageWriter):
         raise SettingError(
             f"writer {name} returned {type(writer).__name__!r}; it must return a "

@@ -1,4 +1,4 @@
-"""What a rank does for a benchmark: make the state, save it once, let it go."""
+"""What a rank does for a benchmark: make the state and the engine, save once, let them go."""
 
 from __future__ import annotations
 
@@ -10,17 +10,31 @@ import msgspec
 
 from pytest_ckpt.measure.memory import PeakMemory
 from pytest_ckpt.measure.resources import BlockDevices, ProcessUsage
+from pytest_ckpt.measure.spans import RankTrace
 from pytest_ckpt.world.context import Rank
 from pytest_ckpt.world.functions import FunctionRef, resolve
 
 
-def prepare(rank: Rank, *, model: str, state: str, function: list[Any] | None) -> dict[str, Any]:
-    """Make the training state of `model`, unless this rank holds it already; forget DCP's cached plans.
+def prepare(
+    rank: Rank,
+    *,
+    model: str,
+    state: str,
+    function: list[Any] | None,
+    mode: str = "sync",
+    writer: list[Any] | None = None,
+    options: dict[str, Any] | None = None,
+    engine: str = "dcp",
+    engine_factory: list[Any] | None = None,
+) -> dict[str, Any]:
+    """Make the training state of `model`, unless this rank holds it already, and the engine that will save it.
 
-    `function` is the reference of a user's own state function, or None for a named geometry.
+    `function` is the reference of a user's own state function, or None for a named geometry; `writer` and
+    `engine_factory` are references too.
     """
     from pytest_ckpt.save.torch_private import clear_plan_caches
 
+    close_engine(rank)
     clear_plan_caches()
     key = [model, state, function]
     if rank.memory.get("state_key") != key:
@@ -28,12 +42,13 @@ def prepare(rank: Rank, *, model: str, state: str, function: list[Any] | None) -
         with rank.status.phase("make the state"):
             rank.memory["state"] = _make_state(rank, model, state, function)
         rank.memory["state_key"] = key
+    if writer is not None:
+        with rank.status.phase("make the engine"):
+            rank.memory["engine"] = _make_engine(rank, mode, writer, options or {}, engine, engine_factory)
     return {"logical_bytes": rank.memory["state"].logical_bytes}
 
 
-def save_round(
-    rank: Rank, *, mode: str, writer: list[Any], location: str, trace: bool = True, devices: list[str] | None = None
-) -> dict[str, Any]:
+def save_round(rank: Rank, *, location: str, trace: bool = True, devices: list[str] | None = None) -> dict[str, Any]:
     """Save the state once into the fresh `location` and return this rank's clock readings, trace and resources.
 
     `devices` are the numbers of the block devices below the target, whose counters rank 0 reads.
@@ -43,53 +58,89 @@ def save_round(
     """
     import torch.distributed as dist
 
-    from pytest_ckpt.save import dcp, watch
-    from pytest_ckpt.save.trace import SaveTrace
-    from pytest_ckpt.save.writers import make_writer
+    from pytest_ckpt.save import watch
+    from pytest_ckpt.save.engine import timed_save
+    from pytest_ckpt.save.tracing import watch_engine
 
-    state = rank.memory["state"]
+    state, engine = rank.memory["state"], rank.memory["engine"]
     with rank.status.phase("change the state"):
         state.advance()
     with rank.status.phase("make the writer"):
-        ref = FunctionRef(*writer)
-        made = make_writer(resolve(ref, "writer"), location, str(ref))
+        engine.prepare(location)
     rank.memory["location"] = location  # where a failure looks for what was written
-    tracer = SaveTrace() if trace else None
-    streams_seen = tracer is not None and tracer.watch_writer(made)
+    watched = watch_engine(engine, rank.scratch) if trace else None
     peak, usage, disks = PeakMemory(), ProcessUsage(), BlockDevices(devices or [] if rank.rank == 0 else [])
     peak.start()
     usage.start()
     with rank.status.phase("barrier"):
         dist.barrier(group=rank.control_group)
-    with tracer.running() if tracer else nullcontext():
-        timed = dcp.save(mode, state.state_dict, made, rank.save_group, tracer.planner() if tracer else None)
+    with watched.running() if watched else nullcontext():
+        timed = timed_save(engine, state.state_dict)
     disk, (cpu_s, write_bytes), peak_rss_bytes = disks.since(), usage.stop(), peak.stop()
     watch.require_saves_finished()
     del rank.memory["location"]
-    return {
-        "called_s": timed.called_s,
-        "returned_s": timed.returned_s,
-        "completed_s": timed.completed_s,
+    reply = {
+        **timed._asdict(),
         "peak_rss_bytes": peak_rss_bytes,
         "cpu_s": cpu_s,
         "write_bytes": write_bytes,
         "disk": None if disk is None else [disk.written_bytes, disk.busy_s],
-        "stored_bytes": dcp.stored_bytes(timed.metadata) if rank.rank == 0 else None,
-        "streams_seen": streams_seen,
-        "trace": None
-        if tracer is None
-        else msgspec.to_builtins(tracer.result(timed.called_s, timed.returned_s, timed.completed_s)),
+        "stored_bytes": engine.stored_bytes() if rank.rank == 0 else None,
+        "streams_seen": False,
+        "trace": None,
     }
+    return reply if watched is None else _with_trace(reply, watched.result(timed))
+
+
+def close_engine(rank: Rank) -> None:
+    """End what the engine of the last scenario keeps between its saves: threads, a process, staged memory."""
+    engine = rank.memory.pop("engine", None)
+    if engine is not None:
+        with rank.status.phase("close the engine"):
+            engine.close()
+        gc.collect()
 
 
 def release(rank: Rank) -> None:
     """Drop the training state and give its memory back."""
+    close_engine(rank)
     rank.memory.clear()
     gc.collect()
     if rank.device.type == "cuda":
         import torch
 
         torch.cuda.empty_cache()
+
+
+def _with_trace(reply: dict[str, Any], noted: Any) -> dict[str, Any]:
+    """Return the reply with what was noted, of the background process too: it is this rank's as well."""
+    trace: RankTrace = noted.trace
+    background = noted.background
+    if background is not None:
+        reply["cpu_s"] += background.cpu_s
+        for name in ("write_bytes", "peak_rss_bytes"):
+            own, more = reply[name], getattr(background, name)
+            reply[name] = None if own is None or more is None else own + more
+    return {**reply, "streams_seen": noted.streams_seen, "trace": msgspec.to_builtins(trace)}
+
+
+def _make_engine(
+    rank: Rank, mode: str, writer: list[Any], options: dict[str, Any], engine: str, engine_factory: list[Any] | None
+) -> Any:
+    from pytest_ckpt.save.engines import EngineSetup, make_engine
+    from pytest_ckpt.save.writers import make_writer
+
+    ref = FunctionRef(*writer)
+    factory = resolve(ref, "writer")
+    own = resolve(FunctionRef(*engine_factory), "engine") if engine_factory is not None else None
+    setup = EngineSetup(
+        mode=mode,
+        group=rank.save_group,
+        device=rank.device,
+        make_writer=lambda location: make_writer(factory, location, str(ref), options),
+        options=options,
+    )
+    return make_engine(engine, setup, own)
 
 
 def _make_state(rank: Rank, model: str, state: str, function: list[Any] | None) -> Any:

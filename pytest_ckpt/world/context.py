@@ -27,5 +27,7 @@ class Rank:
     save_group: ProcessGroup
     """gloo; for saves alone: an async save on the group that training uses deadlocks after a few collectives."""
     status: StatusBoard
+    scratch: str
+    """A folder of this world's own, removed with it."""
     memory: dict[str, Any] = field(default_factory=dict)
     """What this rank keeps from one command to the next, such as the training state."""

@@ -85,6 +85,7 @@ def _join(number: int, setup: dict[str, Any], store_path: str, status: StatusBoa
         control_group=dist.new_group(backend="gloo", timeout=_NEVER),
         save_group=dist.new_group(backend="gloo", timeout=_NEVER),
         status=status,
+        scratch=os.path.dirname(store_path),
     )
 
 

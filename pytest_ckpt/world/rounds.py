@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from pytest_ckpt.errors import NothingSaved, TooSlow
+from pytest_ckpt.errors import CkptError, NothingSaved, TooSlow
 from pytest_ckpt.measure.resources import PageCacheWatch
 from pytest_ckpt.measure.spans import RankTrace, Span
 from pytest_ckpt.measure.traced import RankUsage, with_phases, with_usage
@@ -18,7 +18,7 @@ from pytest_ckpt.target.interface import WorkFolder
 from pytest_ckpt.units import format_seconds
 from pytest_ckpt.world import commands
 from pytest_ckpt.world.functions import FunctionRef
-from pytest_ckpt.world.interface import World
+from pytest_ckpt.world.interface import RankFailure, World
 
 LEAST_ROUNDS = 4
 """Fewer cannot be judged, so a time limit may not cut them: it would turn the slowest disk green."""
@@ -49,6 +49,11 @@ class Saving(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     function: FunctionRef | None
     """A user's own state function instead of a named geometry."""
+    options: dict[str, Any] = {}
+    """Of the writer, by name."""
+    engine: str = "dcp"
+    engine_factory: FunctionRef | None = None
+    """A user's own engine instead of a known one."""
 
 
 class RoundsPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,8 +137,24 @@ class _Run:
             model=self.saving.model,
             state=self.saving.state,
             function=_listed(self.saving.function),
+            mode=self.saving.mode,
+            writer=_listed(self.saving.writer),
+            options=self.saving.options,
+            engine=self.saving.engine,
+            engine_factory=_listed(self.saving.engine_factory),
         )
         self.logical_bytes = max(reply["logical_bytes"] for reply in replies)
+        try:
+            measured = self._saves()
+        except RankFailure:  # there are no ranks any more
+            raise
+        except CkptError:
+            self._run(commands.close_engine)
+            raise
+        self._run(commands.close_engine)
+        return measured
+
+    def _saves(self) -> Measured:
         started = self.clock()
         first = self._save("warm-up save")
         spent_s = self.clock() - started
@@ -174,8 +195,6 @@ class _Run:
         try:
             replies = self._run(
                 commands.save_round,
-                mode=self.saving.mode,
-                writer=_listed(self.saving.writer),
                 location=location,
                 trace=self.plan.trace,
                 devices=self.plan.devices,
@@ -201,7 +220,7 @@ class _Run:
     def _summarize(self, replies: list[dict[str, Any]]) -> Round:
         one = summarize_round(
             [reply["called_s"] for reply in replies],
-            [reply["returned_s"] for reply in replies],
+            [reply["unblocked_s"] for reply in replies],
             [reply["completed_s"] for reply in replies],
             [reply["peak_rss_bytes"] for reply in replies],
             logical_bytes=self.logical_bytes,

@@ -50,6 +50,9 @@ class FakeWorld:
         if function is commands.prepare:
             self.steps.append("prepare")
             return [{"logical_bytes": 1_000_000}] * self.size
+        if function is commands.close_engine:
+            self.steps.append("close engine")
+            return [None] * self.size
         assert function is commands.save_round
         self.saves += 1
         self.steps.append(("save", arguments["location"]))
@@ -61,6 +64,7 @@ class FakeWorld:
             {
                 "called_s": called + rank * 0.01,
                 "returned_s": called + rank * 0.01 + self.save_s / 10,
+                "unblocked_s": called + rank * 0.01 + self.save_s / 10,
                 "completed_s": called + self.save_s * (1 if rank == self.size - 1 else 0.9),
                 "peak_rss_bytes": 100,
                 "stored_bytes": 1_000_500 if rank == 0 else None,

@@ -1,0 +1,55 @@
+"""The engines by name, and how a user's own comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pytest_ckpt.errors import SettingError
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
+
+    from pytest_ckpt.save.engine import Engine
+
+DEFAULT_ENGINE = "dcp"
+ENGINES = (DEFAULT_ENGINE, "torch-checkpointing")
+PACKAGES = {"torch-checkpointing": "torch_checkpointing"}
+"""The package that an engine needs beside torch."""
+
+
+@dataclass(frozen=True)
+class EngineSetup:
+    """What an engine is made from, on one rank."""
+
+    mode: str
+    """As `--ckpt-mode` names it; an engine refuses what it has not, with a `SettingError`."""
+    group: ProcessGroup
+    """gloo, all ranks, for saves alone."""
+    device: torch.device
+    make_writer: Callable[[str], Any]
+    """From a path to a `StorageWriter`, with the options in force; of `dcp`."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """`--ckpt-writer-opt`, for engines that have no writers."""
+
+
+def make_engine(name: str, setup: EngineSetup, factory: Callable[[EngineSetup], Any] | None = None) -> Engine:
+    """Return the engine called `name`, or what a user's `factory` makes; `SettingError` where that is none."""
+    if factory is not None:
+        made = factory(setup)
+        missing = [part for part in ("prepare", "start", "stored_bytes", "load", "close") if not hasattr(made, part)]
+        if missing:
+            raise SettingError(
+                f"engine {name} returned {type(made).__name__!r}, which has no {missing[0]}(); see "
+                "pytest_ckpt.save.engine.Engine for what an engine is"
+            )
+        return made  # type: ignore[no-any-return]
+    if name == "torch-checkpointing":
+        from pytest_ckpt.save.torch_checkpointing import TorchCheckpointingEngine
+
+        return TorchCheckpointingEngine(setup)
+    from pytest_ckpt.save.dcp import DcpEngine
+
+    return DcpEngine(setup.mode, setup.make_writer, setup.group)
