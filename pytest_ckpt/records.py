@@ -6,6 +6,7 @@ Units stand in the names: `_s` seconds, `_bytes` bytes, `_Bps` bytes per second.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
@@ -31,6 +32,17 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     mesh: str
     device: str
     share: str | None = None
+
+    @property
+    def options_text(self) -> str:
+        """The options that differ from their defaults, as in `thread_count=4,sync_files=off`."""
+        return options_text(self.options)
+
+
+def options_text(options: Mapping[str, Any]) -> str:
+    """Return options in words: part of a test's id, and of a table."""
+    words = {True: "on", False: "off"}
+    return ",".join(f"{name}={words[v] if isinstance(v, bool) else v}" for name, v in options.items())
 
 
 Evidence = str | int | float | bool | None

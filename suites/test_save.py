@@ -8,6 +8,8 @@ import pytest
 
 
 @pytest.mark.ckpt_save
-def test_save(ckpt_save: Any, ckpt_target: Any, ckpt_model: Any, ckpt_world: Any, ckpt_mode: str) -> None:
-    """Each mode on each target, model and number of ranks is a benchmark of its own."""
-    ckpt_save(mode=ckpt_mode)
+def test_save(
+    ckpt_save: Any, ckpt_target: Any, ckpt_model: Any, ckpt_world: Any, ckpt_mode: str, ckpt_writer: Any
+) -> None:
+    """Each mode on each target, model, number of ranks and combination of the writer's options is a benchmark."""
+    ckpt_save(mode=ckpt_mode, writer=ckpt_writer)

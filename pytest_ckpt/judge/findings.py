@@ -41,6 +41,8 @@ _GROUPS = {
 }
 """The phases that one remedy would shorten together."""
 _COORDINATOR = 0
+_KEEP_STAGED = ("async-staged", "async-process", "async-pinned")
+"""Modes whose stager keeps its memory from save to save."""
 _DEFAULT_WRITER = "FileSystemWriter"
 
 
@@ -178,6 +180,7 @@ def plan_bound(record: SaveRecord) -> Finding | None:
     seconds = _bounding(record, "plan")
     if seconds is None:
         return None
+    caches_plans = record.scenario.options.get("enable_plan_caching") is True
     parts = {name: _seconds(record, name) for name in _GROUPS["plan"]}
     evidence: dict[str, Evidence] = {f"{name}_s": part for name, part in parts.items()}
     largest = max(parts, key=lambda name: parts[name])
@@ -185,11 +188,14 @@ def plan_bound(record: SaveRecord) -> Finding | None:
         "state_dict": ("state_dict()", "make state_dict() cheaper: gather nothing in it, and copy nothing"),
         "plan": (
             "planning",
-            "let DCP cache its plans (DefaultSavePlanner(enable_plan_caching=True)), or save fewer, larger tensors",
+            "save fewer, larger tensors"
+            if caches_plans
+            else "let DCP cache its plans (--ckpt-writer-opt enable_plan_caching=on), or save fewer, larger tensors",
         ),
         "collective": (
             "what the ranks exchange",
-            "look at the network and the load of the ranks; cached plans (enable_plan_caching=True) exchange less",
+            "look at the network and the load of the ranks"
+            + ("" if caches_plans else "; cached plans (--ckpt-writer-opt enable_plan_caching=on) exchange less"),
         ),
         "metadata": ("writing the metadata", "save fewer, larger tensors; look at how the target renames and syncs"),
     }[largest]
@@ -576,9 +582,11 @@ def _staging_advice(record: SaveRecord) -> str:
             f"copying {format_bytes(record.logical_bytes)} takes {format_seconds(record.logical_bytes / fresh_Bps)} "
             "(measured): look at what the stager does besides"
         )
+    if record.scenario.options.get("cache_staged_state_dict") or record.scenario.mode in _KEEP_STAGED:
+        return "staged memory is kept from save to save already: stage less state, or look at what else uses memory"
     if warm_Bps and staged_Bps and 2 * staged_Bps > warm_Bps:
         return "staging goes at the rate of memory already: stage less state"
-    advice = "reuse the staged memory from save to save (FileSystemWriter(cache_staged_state_dict=True))"
+    advice = "reuse the staged memory from save to save (--ckpt-mode=async-staged, or cache_staged_state_dict=True)"
     if record.scenario.writer != _DEFAULT_WRITER:
         advice += ", unless this writer does"
     if warm_Bps and staged_Bps:

@@ -46,8 +46,8 @@ def ckpt_mode(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def ckpt_writer(request: pytest.FixtureRequest) -> WriterSpec:
-    """The storage writer: `--ckpt-writer`, else FileSystemWriter."""
-    return _run(request).settings.writer
+    """The storage writer: `--ckpt-writer`, else FileSystemWriter, with one combination of `--ckpt-writer-opt`."""
+    return _run(request).settings.writers[getattr(request, "param", 0)]
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ CLOCK: pytest.StashKey[RankClock] = pytest.StashKey()
 _SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 
 _COMPLETE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
-_DIMENSIONS = ("ckpt_target", "ckpt_model", "ckpt_world", "ckpt_mode")
+_DIMENSIONS = ("ckpt_target", "ckpt_model", "ckpt_world", "ckpt_mode", "ckpt_writer")
 _MARKS = {
     "ckpt(tolerance)": "the share of throughput that a scenario of this test may lose, as tolerance='5%'",
     "ckpt_save": "benchmarks of checkpoint saves",
@@ -77,9 +77,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         "ckpt_model": [model.name for model in settings.models],
         "ckpt_world": list(settings.ranks),
         "ckpt_mode": list(settings.modes),
+        "ckpt_writer": list(range(len(settings.writers))),
+    }
+    labels = {
+        "ckpt_world": [f"r{count}" for count in settings.ranks],
+        "ckpt_writer": [writer.label or "default" for writer in settings.writers],
     }
     for name in requested:
-        ids = [f"r{count}" for count in settings.ranks] if name == "ckpt_world" else None
+        if name == "ckpt_writer" and labels[name] == ["default"]:
+            continue  # an id shows only what is not as always
+        ids = labels.get(name)
         metafunc.parametrize(name, values[name], ids=ids, indirect=True)
 
 

@@ -12,6 +12,7 @@ from pytest_ckpt.errors import CannotFit, SettingError
 from pytest_ckpt.measure.memory import available_memory_bytes
 from pytest_ckpt.plugin import benchmark
 from pytest_ckpt.plugin.settings import ModelSpec, Settings, parse_tolerance
+from pytest_ckpt.save.writers import DEFAULT_WRITER
 from pytest_ckpt.target.interface import Target
 from pytest_ckpt.target.space import require_space
 from pytest_ckpt.units import format_bytes, format_seconds
@@ -162,8 +163,8 @@ def header_lines(run: Run, needs: list[Need], warnings: list[str]) -> list[str]:
         f"ckpt: torch {version('torch')}, {settings.device}{why.get('device', '')}, {backend}, "
         f"ranks {ranks}{why.get('ranks', '')}",
         f"ckpt: {settings.rounds} round{'s' if settings.rounds > 1 else ''}{why.get('rounds', '')} after one warm-up "
-        f"save, at most {format_seconds(settings.max_time_s)} a scenario; writer {settings.writer.name}"
-        f"{', every file synced' if settings.writer.name == 'FileSystemWriter' else ''}; keep {settings.keep}",
+        f"save, at most {format_seconds(settings.max_time_s)} a scenario; engine {settings.engine.name}"
+        f"{why.get('engine', '')}, {_writers(settings)}; keep {settings.keep}",
     ]
     if benchmark.is_disabled(run.config):
         lines.append("ckpt: benchmarks are disabled (--benchmark-disable): one save each, nothing is judged")
@@ -196,6 +197,14 @@ def header_lines(run: Run, needs: list[Need], warnings: list[str]) -> list[str]:
         )
     warnings = [*dict.fromkeys(warnings), *benchmark.ignored_options(run.config)]
     return lines + [f"ckpt: warning: {sentence}" for sentence in warnings]
+
+
+def _writers(settings: Settings) -> str:
+    writer = settings.writers[0]
+    if len(settings.writers) > 1:
+        return f"writer {writer.name} with {len(settings.writers)} combinations of options"
+    synced = ", every file synced" if writer.name == DEFAULT_WRITER and "sync_files" not in dict(writer.options) else ""
+    return f"writer {writer.name}{synced}{f' with {writer.label}' if writer.label else ''}"
 
 
 def space_line(target: Target) -> str:

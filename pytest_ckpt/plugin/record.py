@@ -14,7 +14,7 @@ import psutil
 import pytest_ckpt
 from pytest_ckpt.judge import findings
 from pytest_ckpt.judge.bounds import efficiency
-from pytest_ckpt.plugin.settings import ModelSpec, WriterSpec
+from pytest_ckpt.plugin.settings import EngineSpec, ModelSpec, WriterSpec
 from pytest_ckpt.plugin.survey import Survey, bounds_of
 from pytest_ckpt.records import Environment, Hardware, SaveRecord, Scenario, TargetRecord
 from pytest_ckpt.target.interface import Target
@@ -31,6 +31,7 @@ class SaveRequest:
     world: World
     mode: str
     writer: WriterSpec
+    engine: EngineSpec
     title: str
     tolerance: float
     """Share of the throughput that may be lost against the baseline."""
@@ -50,10 +51,10 @@ class Origin:
 def scenario_of(request: SaveRequest) -> Scenario:
     """Return what identifies the figures of a request."""
     return Scenario(
-        engine="dcp",
+        engine=request.engine.name,
         mode=request.mode,
         writer=request.writer.name,
-        options={},
+        options=dict(request.writer.options),
         model=request.model.name,
         state=request.model.recipe.name if request.model.function is None else "user",
         params=request.model.parameters,

@@ -165,6 +165,9 @@ class Run:
                     model=request.model.name,
                     state=request.model.recipe.name,
                     function=request.model.function,
+                    options=dict(request.writer.options),
+                    engine=request.engine.name,
+                    engine_factory=request.engine.factory,
                 ),
                 RoundsPlan(
                     rounds=settings.rounds,

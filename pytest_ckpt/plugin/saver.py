@@ -16,10 +16,10 @@ from pytest_ckpt.plugin.item_verdicts import note_verdicts
 from pytest_ckpt.plugin.plan import tolerance_of
 from pytest_ckpt.plugin.record import SaveRequest
 from pytest_ckpt.plugin.run import Run
-from pytest_ckpt.plugin.settings import ModelSpec, WriterSpec, model_spec
+from pytest_ckpt.plugin.settings import ModelSpec, WriterSpec, model_spec, writer_spec
 from pytest_ckpt.records import SaveRecord
-from pytest_ckpt.save.modes import MODES
-from pytest_ckpt.world.functions import parse_reference, reference
+from pytest_ckpt.save.modes import MODES, why_unavailable
+from pytest_ckpt.world.functions import reference
 
 
 class Saver:
@@ -48,12 +48,16 @@ class Saver:
         """
         try:
             self._claim(name)
+            why = why_unavailable(self._mode(mode), self._made("ckpt_world", "run").device)
+            if why is not None:
+                pytest.skip(why)
             request = SaveRequest(
                 target=self._made("ckpt_target", "location"),
                 model=self._model(model),
                 world=self._made("ckpt_world", "run"),
                 mode=self._mode(mode),
                 writer=self._writer(writer),
+                engine=self._run.settings.engine,
                 title=self._request.node.name + (f":{name}" if name else ""),
                 tolerance=tolerance_of(self._request.node, self._run.settings),
             )
@@ -106,7 +110,7 @@ class Saver:
         if isinstance(writer, WriterSpec):
             return writer
         if isinstance(writer, str):
-            return WriterSpec(writer, parse_reference(writer, "ckpt_save"))
+            return writer_spec(writer, "ckpt_save")
         ref = reference(writer, "writer")
         return WriterSpec(str(ref), ref)
 

@@ -19,8 +19,11 @@ from pytest_ckpt.measure.memory import available_memory_bytes
 from pytest_ckpt.model.geometry import GEOMETRIES, find_geometry
 from pytest_ckpt.model.recipe import Recipe, find_recipe, state_bytes
 from pytest_ckpt.plugin.options import given_values
+from pytest_ckpt.records import options_text
+from pytest_ckpt.save.engines import DEFAULT_ENGINE, ENGINES
 from pytest_ckpt.save.modes import DEFAULT_MODES, MODES
-from pytest_ckpt.save.writers import DEFAULT_WRITER, file_system_writer
+from pytest_ckpt.save.options import Chosen, parse_matrix
+from pytest_ckpt.save.writers import DEFAULT_WRITER, WRITERS
 from pytest_ckpt.target.spec import TargetSpec, parse_targets
 from pytest_ckpt.units import parse_bytes, parse_seconds
 from pytest_ckpt.world.functions import FunctionRef, parse_reference, reference
@@ -59,6 +62,22 @@ class WriterSpec:
 
     name: str
     factory: FunctionRef
+    options: Chosen = ()
+    """What differs from the defaults."""
+
+    @property
+    def label(self) -> str:
+        """What differs, as part of a test's id; empty: nothing does."""
+        return options_text(dict(self.options))
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """What saves, by the name that the result file holds."""
+
+    name: str
+    factory: FunctionRef | None = None
+    """A user's own."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +89,9 @@ class Settings:
     ranks: tuple[int, ...]
     device: str
     modes: tuple[str, ...]
-    writer: WriterSpec
+    engine: EngineSpec
+    writers: tuple[WriterSpec, ...]
+    """One for each combination of the writer's options."""
     rounds: int
     max_time_s: float
     session_time_s: float | None
@@ -121,7 +142,8 @@ class _Reader:
             ranks=self._ranks(device),
             device=device,
             modes=tuple(dict.fromkeys(self._many("mode", _mode))) or self._defaulted("mode", DEFAULT_MODES),
-            writer=self._one("writer", _writer, "") or WriterSpec(DEFAULT_WRITER, default_writer()),
+            engine=self._one("engine", _engine, DEFAULT_ENGINE),
+            writers=self._writers(),
             rounds=self._one("rounds", _positive, "5"),
             max_time_s=self._one("max-time", _seconds, "15m"),
             session_time_s=self._one("session-time", _seconds, "") or None,
@@ -139,7 +161,7 @@ class _Reader:
             expected_hardware=dict(self._many("expect-hardware", _labelled_id)),
             references=tuple(
                 (parse_reference(text, source), source)
-                for name in ("model", "writer")
+                for name in ("model", "writer", "engine")
                 for text, source in given_values(self._config, name)
                 if ":" in text
             ),
@@ -178,6 +200,11 @@ class _Reader:
     def _defaulted(self, name: str, value: T) -> T:
         self._reasons[name] = _DEFAULT
         return value
+
+    def _writers(self) -> tuple[WriterSpec, ...]:
+        plain = self._one("writer", _writer, DEFAULT_WRITER)
+        choices = parse_matrix(given_values(self._config, "writer-opt"), plain.name)
+        return tuple(replace(plain, options=options) for options in choices)
 
     def _device(self) -> str:
         given = given_values(self._config, "device")
@@ -242,9 +269,13 @@ def require_importable(ref: FunctionRef, source: str) -> None:
         )
 
 
-def default_writer() -> FunctionRef:
-    """Return the reference of the factory that the default writer comes from."""
-    return reference(file_system_writer, "writer")
+def writer_spec(text: str, source: str) -> WriterSpec:
+    """Return the writer that `text` names; `SettingError` lists the known ones, nearest first."""
+    if ":" in text:
+        return WriterSpec(text, parse_reference(text, source))
+    if text not in WRITERS:
+        raise unknown_name("writer", text, WRITERS, f"{source}, which takes package.module:function too")
+    return WriterSpec(text, reference(WRITERS[text], "writer"))
 
 
 def _mode(text: str, source: str) -> str:
@@ -304,8 +335,16 @@ def _keep(text: str, source: str) -> str:
     return text
 
 
-def _writer(text: str, source: str) -> WriterSpec | None:
-    return WriterSpec(text, parse_reference(text, source)) if text else None
+def _writer(text: str, source: str) -> WriterSpec:
+    return writer_spec(text, source)
+
+
+def _engine(text: str, source: str) -> EngineSpec:
+    if ":" in text:
+        return EngineSpec(text, parse_reference(text, source))
+    if text not in ENGINES:
+        raise unknown_name("engine", text, ENGINES, f"{source}, which takes package.module:factory too")
+    return EngineSpec(text)
 
 
 def _positive(text: str, source: str) -> int:

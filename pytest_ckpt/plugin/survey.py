@@ -6,10 +6,11 @@ import os
 from dataclasses import dataclass, field
 
 from pytest_ckpt.errors import CkptError
-from pytest_ckpt.judge.bounds import SaveFacts, find_bounds
+from pytest_ckpt.judge.bounds import CopyKind, SaveFacts, find_bounds
 from pytest_ckpt.model.geometry import GEOMETRIES
 from pytest_ckpt.model.recipe import RECIPES, state_bytes
 from pytest_ckpt.records import Bounds, Probes, Scenario, Volume
+from pytest_ckpt.save.options import HUGGING_FACE
 from pytest_ckpt.target.identity import identify
 from pytest_ckpt.target.interface import Target, WorkFolder
 from pytest_ckpt.target.path import open_target
@@ -106,9 +107,16 @@ class Survey:
 
 def facts_of(scenario: Scenario, synced: bool = True) -> SaveFacts:
     """Return what a way of saving does with each byte; `synced` as was seen, or as is expected of a writer."""
+    options = scenario.options
+    tensors_as_they_are = scenario.writer == HUGGING_FACE or options.get("serialization_format") == "safetensors"
+    copy: CopyKind = "none" if scenario.mode == "sync" else "host"
     if scenario.device == "cuda":
-        return SaveFacts(synced=synced, copy="d2h_pageable")
-    return SaveFacts(synced=synced, copy="none" if scenario.mode == "sync" else "host")
+        copy = "d2h_pinned" if scenario.mode in ("async-pinned", "async-staged") else "d2h_pageable"
+    return SaveFacts(
+        synced=synced and options.get("sync_files", True) is not False,
+        copy=copy,
+        serialized=options.get("crc32", True) is not False and not tensors_as_they_are,
+    )
 
 
 def bounds_of(scenario: Scenario, logical_bytes: int, probes: Probes | None, synced: bool = True) -> Bounds | None:

@@ -76,7 +76,9 @@ def _is_stall(row: dict[str, Any]) -> bool:
 
 def _scenario(record: SaveRecord) -> str:
     scenario = record.scenario
-    return f"{record.target.label} {scenario.model} r{scenario.world_size} {scenario.mode}"
+    engine = "" if scenario.engine == "dcp" else f" {scenario.engine}"
+    options = f" {scenario.options_text}" if scenario.options else ""
+    return f"{record.target.label} {scenario.model} r{scenario.world_size} {scenario.mode}{engine}{options}"
 
 
 def _phases(record: SaveRecord, verbose: bool) -> str:

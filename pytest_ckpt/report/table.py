@@ -9,6 +9,7 @@ from statistics import median
 from pytest_ckpt.records import SaveRecord
 from pytest_ckpt.units import format_seconds, three_digits
 
+_DEFAULT_ENGINE = "dcp"
 _DEFAULT_WRITER = "FileSystemWriter"
 
 
@@ -18,9 +19,13 @@ def summary_lines(rows: Sequence[tuple[str | None, SaveRecord]], width: int) -> 
     from rich.table import Table
 
     named = any(name for name, _ in rows)
+    engines = len({record.scenario.engine for _, record in rows} | {_DEFAULT_ENGINE}) > 1
     writers = len({record.scenario.writer for _, record in rows} | {_DEFAULT_WRITER}) > 1
+    options = any(record.scenario.options for _, record in rows)
     table = Table(box=None, pad_edge=False, header_style="")
-    for heading in (["name"] if named else []) + ["target", "model", "ranks", "mode"] + (["writer"] if writers else []):
+    headings = [*(["name"] if named else []), "target", "model", "ranks", "mode"]
+    headings += [*(["engine"] if engines else []), *(["writer"] if writers else []), *(["options"] if options else [])]
+    for heading in headings:
         table.add_column(heading, no_wrap=True)
     for heading in ("rounds", "save", "(min .. max)", "stall", "GB/s", "first save"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -34,7 +39,9 @@ def summary_lines(rows: Sequence[tuple[str | None, SaveRecord]], width: int) -> 
             scenario.model,
             str(scenario.world_size),
             scenario.mode,
+            *([scenario.engine] if engines else []),
             *([scenario.writer] if writers else []),
+            *([scenario.options_text] if options else []),
             str(len(record.rounds)),
             format_seconds(median(saves)),
             f"({format_seconds(min(saves))} .. {format_seconds(max(saves))})",

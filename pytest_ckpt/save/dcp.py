@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
 
 from pytest_ckpt.save import torch_private
 from pytest_ckpt.save.engine import Pending
 from pytest_ckpt.save.modes import MODES, make_stager
+from pytest_ckpt.save.options import Value, owned_by
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -22,21 +25,37 @@ if TYPE_CHECKING:
 class DcpEngine:
     """Saves through `dcp.save` or `dcp.async_save`; see `Engine`."""
 
-    def __init__(self, mode: str, writer: Callable[[str], StorageWriter], group: ProcessGroup) -> None:
+    def __init__(
+        self,
+        mode: str,
+        writer: Callable[[str], StorageWriter],
+        group: ProcessGroup,
+        options: Mapping[str, Value] | None = None,
+    ) -> None:
         self.mode = MODES[mode]
+        self.planner_options: dict[str, Any] = dict(owned_by("planner", options or {}))
+        """Arguments of `DefaultSavePlanner`."""
+        self.crc32 = bool((options or {}).get("crc32", True))
+        self._keeps_writer = bool((options or {}).get("cache_staged_state_dict", False))
         self._make_writer = writer
         self._group = group
         self._stager = make_stager(self.mode)
         self.writer: StorageWriter | None = None
         """Of the save that was prepared; may be replaced by one that watches it."""
         self.planner: SavePlanner | None = None
-        """DCP's default where it is None."""
+        """None: DCP's default."""
+        self._kept: StorageWriter | None = None
         self._metadata: Metadata | None = None
 
     def prepare(self, location: str) -> None:
         """See `Engine.prepare`."""
-        self.writer = self._make_writer(location)
-        self.planner = None
+        if self._keeps_writer and self._kept is not None:
+            # What it staged is in the writer, which DCP itself would reset in this way.
+            self._kept.reset(location)
+            self.writer = self._kept
+        else:
+            self.writer = self._kept = self._make_writer(location)
+        self.planner = DefaultSavePlanner(**self.planner_options) if self.planner_options else None
 
     def start(self, state_dict: dict[str, Any]) -> Pending:
         """See `Engine.start`."""
@@ -45,6 +64,7 @@ class DcpEngine:
             "planner": self.planner,
             "process_group": self._group,
         }
+        torch.serialization.set_crc32_options(self.crc32)  # of this process, until another engine sets it
         if self.mode.name == "sync":
             self._metadata = state_dict_saver.save(state_dict, **given)
             return Pending(None, None)
@@ -69,6 +89,8 @@ class DcpEngine:
         if self._stager is not None:
             self._stager.close()
             self._stager = None
+        self.writer = self._kept = None
+        torch.serialization.set_crc32_options(True)
         if self.mode.process:
             torch_private.end_checkpoint_process()
 

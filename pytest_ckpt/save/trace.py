@@ -43,16 +43,17 @@ class SaveTrace:
         self._resolved = threading.local()
         self._handler = _EventHandler(self._events)
 
-    def planner(self) -> DefaultSavePlanner:
-        """Return DCP's default planner, with `resolve_data` noted."""
-        return _TracedPlanner(self)
+    def planner(self, **options: Any) -> DefaultSavePlanner:
+        """Return DCP's default planner with `options`, its `resolve_data` noted."""
+        return _TracedPlanner(self, options)
 
     def watch_writer(self, writer: StorageWriter) -> bool:
         """Note the streams that `writer` opens; False where it opens none that can be wrapped."""
         filesystem = getattr(writer, "fs", None)
         if not isinstance(filesystem, FileSystemBase):
             return False
-        open_stream = filesystem.create_stream
+        # A writer that is kept for several saves was watched before.
+        open_stream = getattr(filesystem.create_stream, "unwatched", filesystem.create_stream)
 
         @contextmanager
         def create_stream(path: Any, mode: str) -> Iterator[Any]:
@@ -64,6 +65,7 @@ class SaveTrace:
                 yield traced
                 traced.end()  # not after an error: what is still buffered could only raise another
 
+        create_stream.unwatched = open_stream  # type: ignore[attr-defined]
         filesystem.create_stream = create_stream  # type: ignore[method-assign]
         return True
 
@@ -124,8 +126,8 @@ class _EventHandler(logging.Handler):
 
 
 class _TracedPlanner(DefaultSavePlanner):
-    def __init__(self, trace: SaveTrace) -> None:
-        super().__init__()
+    def __init__(self, trace: SaveTrace, options: dict[str, Any]) -> None:
+        super().__init__(**options)
         self._trace = trace
 
     def resolve_data(self, write_item: WriteItem) -> Any:

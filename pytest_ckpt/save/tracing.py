@@ -35,10 +35,10 @@ class WatchedSave:
         if engine.mode.process:
             self._background = BackgroundTrace(scratch)
             engine.writer = self._background.writer(engine.writer)
-            engine.planner = self._background.planner()
+            engine.planner = self._background.planner(engine.planner_options, engine.crc32)
         else:
             self._streams_seen = self._trace.watch_writer(engine.writer)
-            engine.planner = self._trace.planner()
+            engine.planner = self._trace.planner(**engine.planner_options)
 
     @contextmanager
     def running(self) -> Iterator[None]:

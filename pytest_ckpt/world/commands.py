@@ -128,16 +128,18 @@ def _make_engine(
     rank: Rank, mode: str, writer: list[Any], options: dict[str, Any], engine: str, engine_factory: list[Any] | None
 ) -> Any:
     from pytest_ckpt.save.engines import EngineSetup, make_engine
-    from pytest_ckpt.save.writers import make_writer
+    from pytest_ckpt.save.options import owned_by
+    from pytest_ckpt.save.writers import check_options, make_writer
 
     ref = FunctionRef(*writer)
-    factory = resolve(ref, "writer")
+    factory, of_writer = resolve(ref, "writer"), owned_by("writer", options)
+    check_options(factory, str(ref), of_writer)
     own = resolve(FunctionRef(*engine_factory), "engine") if engine_factory is not None else None
     setup = EngineSetup(
         mode=mode,
         group=rank.save_group,
         device=rank.device,
-        make_writer=lambda location: make_writer(factory, location, str(ref), options),
+        make_writer=lambda location: make_writer(factory, location, str(ref), of_writer),
         options=options,
     )
     return make_engine(engine, setup, own)
