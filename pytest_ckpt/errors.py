@@ -29,6 +29,10 @@ class NothingSaved(CkptError):
     """A writer reported success and left nothing where it was told to write."""
 
 
+class LoadDiffers(CkptError):
+    """A load reported success, and the state holds something else than what was saved."""
+
+
 class TooSlow(CkptError):
     """The rounds that a measurement needs do not fit the time allowed."""
 

@@ -34,6 +34,16 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     share: str | None = None
 
     @property
+    def is_load(self) -> bool:
+        """Whether it is the way back: modes `load-warm` and `load-cold`."""
+        return self.mode.startswith("load-")
+
+    @property
+    def saved_ranks(self) -> int:
+        """Of a load: by how many ranks the checkpoint was written."""
+        return int(self.options.get("saved_ranks", self.world_size))
+
+    @property
     def options_text(self) -> str:
         """The options that differ from their defaults, as in `thread_count=4,sync_files=off`."""
         return options_text(self.options)
@@ -67,10 +77,12 @@ class RankRound(msgspec.Struct, frozen=True, kw_only=True):
     """CPU seconds of the rank's process, user and system."""
     write_bytes: int | None = None
     """Bytes that the rank's process caused to be sent to storage (/proc/PID/io, write_bytes)."""
+    read_bytes: int | None = None
+    """Of a load: bytes that the rank's process had fetched from storage (read_bytes): not those of the page cache."""
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """One save, over all ranks."""
+    """One save, or one load in whose seconds the state was there on all ranks, over all ranks."""
 
     save_s: float
     stall_s: float

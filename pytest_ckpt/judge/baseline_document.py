@@ -85,7 +85,7 @@ def _benchmark(row: Row, hardware_id: str, hide: _Names) -> dict[str, Any]:
     return {
         "extra_info": {"ckpt": _record(row.record, hardware_id, hide)},
         "fullname": hide.test(str(raw.get("fullname") or "")),
-        "group": f"{_group(raw, hide)}{'stall' if row.is_stall else 'save'}",
+        "group": _group(raw, hide) + row.group,
         "name": hide.test(str(raw.get("name") or "")),
         "options": _plain(raw.get("options"), _OPTIONS),
         "param": hide(raw["param"]) if _is_label(raw.get("param")) else None,

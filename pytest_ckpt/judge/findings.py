@@ -47,8 +47,8 @@ _DEFAULT_WRITER = "FileSystemWriter"
 
 
 def find(record: SaveRecord) -> list[Finding]:
-    """Return the findings of a record, the one that explains most of the save first."""
-    if not record.rounds or min(r.save_s for r in record.rounds) <= 0:
+    """Return the findings of a record, the one that explains most of the save first; of a load there are none."""
+    if record.scenario.is_load or not record.rounds or min(r.save_s for r in record.rounds) <= 0:
         return []
     found = [finding for rule in RULES.values() if (finding := rule(record)) is not None]
     return sorted(found, key=lambda f: (-(f.explains_s or 0.0), list(RULES).index(f.id)))

@@ -25,15 +25,15 @@ class Metric:
     grows_with_cost: bool
     """Whether a greater value is the worse one."""
     modes: str
-    """`sync`, `background` or `any`: the modes of which it is judged."""
+    """`sync` or `async`, with which the modes begin of which it is judged, or `any`."""
     once_a_session: bool = False
     """Whether part of it is measured once a session, so that sessions are the sample, and not rounds."""
     least_change: float = 0.0
     """A change of cost below this is nothing that anyone notices, however sure it is."""
 
     def applies(self, mode: str) -> bool:
-        """Return whether it is judged of saves in `mode`."""
-        return self.modes == "any" or (self.modes == "sync") == (mode == "sync")
+        """Return whether it is judged of saves, or loads, in `mode`."""
+        return self.modes == "any" or mode.startswith(self.modes)
 
     def costs(self, records: Sequence[SaveRecord]) -> list[float]:
         """Return the logarithms of the costs of all rounds of `records`; nothing where one is not known."""
@@ -65,7 +65,7 @@ METRICS = (
         value=lambda record, cost: cost,
         show=format_seconds,
         grows_with_cost=True,
-        modes="background",
+        modes="async",
         least_change=0.01,
     ),
     Metric(

@@ -20,7 +20,12 @@ class Row(NamedTuple):
     raw: dict[str, Any]
     record: SaveRecord
     is_stall: bool
-    """Its seconds are those in which training was blocked; else those of the save."""
+    """Its seconds are those in which training was blocked; else those of the save or load."""
+
+    @property
+    def group(self) -> str:
+        """What its group ends in: `save`, `stall` or `load`."""
+        return "load" if self.record.scenario.is_load else "stall" if self.is_stall else "save"
 
     @property
     def seconds(self) -> list[float]:
@@ -65,8 +70,10 @@ def _row(number: int, raw: dict[str, Any], plain: Any) -> Row:
     except RecursionError:
         raise UnusableRows(f"is nested too deeply in row {number}") from None
     kind = str(raw.get("group")).rpartition(" ")[2]
-    if kind not in ("save", "stall"):
-        raise UnusableRows(f"holds in row {number} a group that ends neither in `save` nor in `stall`")
+    if kind not in ("save", "stall", "load"):
+        raise UnusableRows(f"holds in row {number} a group that ends in none of `save`, `stall` and `load`")
+    if record.scenario.is_load != (kind == "load"):
+        raise UnusableRows(f"holds in row {number} mode `{record.scenario.mode}` in the group `{kind}`")
     return Row(raw, record, kind == "stall")
 
 

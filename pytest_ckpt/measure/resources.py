@@ -17,11 +17,11 @@ class ProcessUsage:
 
     def start(self) -> None:
         """Take the present counts."""
-        self._cpu_s, self._write_bytes = _cpu_s(), _write_bytes()
+        self._cpu_s, self._write_bytes = _cpu_s(), _io_bytes("write_bytes")
 
     def stop(self) -> tuple[float, int | None]:
         """Return the CPU seconds (user and system) and the written bytes; None where the kernel does not count them."""
-        written = _write_bytes()
+        written = _io_bytes("write_bytes")
         known = written is not None and self._write_bytes is not None
         return _cpu_s() - self._cpu_s, (written or 0) - (self._write_bytes or 0) if known else None
 
@@ -82,12 +82,17 @@ def _cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _write_bytes() -> int | None:
+def storage_read_bytes() -> int | None:
+    """Return the bytes that this process has had fetched from storage so far: what the page cache gave is not in it."""
+    return _io_bytes("read_bytes")
+
+
+def _io_bytes(name: str) -> int | None:
     try:
         lines = Path("/proc/self/io").read_text().splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) for line in lines if line.startswith("write_bytes:")), None)
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), None)
 
 
 def _meminfo() -> dict[str, int]:

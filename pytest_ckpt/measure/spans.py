@@ -21,6 +21,7 @@ PHASES = (
     "sync",
     "metadata",
     "stage",
+    "read",
     "other",
 )
 """The phases of a rank's round, disjoint; `other` is what nothing else accounts for."""
@@ -32,6 +33,8 @@ _EVENT_PHASES = {
     "finish_checkpoint": "metadata",
     "stage_state_dict": "stage",
     "maybe_synchronize_staging": "stage",
+    "read_data": "read",
+    "load_state_dict": "state_dict",
 }
 
 
@@ -129,10 +132,11 @@ def slowest_rank(spans: Sequence[Sequence[Span]]) -> int:
 
 
 class _Marks(NamedTuple):
-    """The points at which the ranks meet: before and after the collectives of a save."""
+    """The points at which the ranks meet: before and after the collectives of a save, or of a load."""
 
     planned_s: float | None
     write: tuple[float, float] | None
+    """Of a load: its reading."""
     global_plan: tuple[float, float] | None
     finish: tuple[float, float] | None
 
@@ -143,7 +147,8 @@ class _Marks(NamedTuple):
             return found[-1] if found else None
 
         local = last("local_step")
-        return cls(local[1] if local else None, last("write_data"), last("global_step"), last("finish_checkpoint"))
+        data = last("write_data") or last("read_data")
+        return cls(local[1] if local else None, data, last("global_step"), last("finish_checkpoint"))
 
 
 def _path(rank: int, trace: RankTrace, marks: list[_Marks]) -> list[Span]:
@@ -160,7 +165,10 @@ def _path(rank: int, trace: RankTrace, marks: list[_Marks]) -> list[Span]:
                 rank, own.planned_s, own.write[0], [m.planned_s for m in marks], [m.global_plan for m in marks]
             )
         ended = [m.write[1] if m.write else None for m in marks]
-        spans += _meeting(rank, own.write[1], trace.completed_s, ended, [m.finish for m in marks])
+        # After a load's last collective the state takes what was read.
+        restored = (e.start_s for e in trace.events if e.name == "load_state_dict" and e.start_s >= own.write[1])
+        until_s = min(restored, default=trace.completed_s)
+        spans += _meeting(rank, own.write[1], until_s, ended, [m.finish for m in marks])
     return spans
 
 

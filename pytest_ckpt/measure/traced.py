@@ -17,6 +17,7 @@ class RankUsage(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: float
     write_bytes: int | None
     streams_seen: bool
+    read_bytes: int | None = None
     disk: tuple[int, float] | None = None
     """Of the target's block devices: bytes written, and busy seconds of the busiest."""
 
@@ -25,7 +26,7 @@ def with_usage(one: Round, usages: Sequence[RankUsage], cache: PageCacheWatch) -
     """Return the round with what its ranks, the page cache and the block devices did."""
     disk = next((usage.disk for usage in usages if usage.disk is not None), None)
     ranks = [
-        msgspec.structs.replace(rank, cpu_s=usage.cpu_s, write_bytes=usage.write_bytes)
+        msgspec.structs.replace(rank, cpu_s=usage.cpu_s, write_bytes=usage.write_bytes, read_bytes=usage.read_bytes)
         for rank, usage in zip(one.ranks, usages, strict=True)
     ]
     return msgspec.structs.replace(

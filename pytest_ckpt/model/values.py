@@ -84,6 +84,19 @@ def change(tensor: torch.Tensor, turn: int, *names: object) -> None:
     _flip(part.view(_BITS[part.itemsize]), turn, 1 << _mantissa_bits(part), generator(tensor, "turn", turn, *names))
 
 
+def wipe(tensor: torch.Tensor) -> None:
+    """Make this rank's part of a tensor zeros, in place: whatever it holds afterwards came from elsewhere.
+
+    A tensor whose elements share memory cannot be written element by element, nor loaded; it stays as it is.
+    """
+    part = local(tensor)
+    if part.numel() and part.layout is torch.strided and not part.is_meta and not _is_expanded(part):
+        # By their bits: some types (packed float4) have no arithmetic of their own.
+        bits = torch.view_as_real(part) if part.is_complex() else part.view(_BITS.get(part.itemsize, part.dtype))
+        with torch.no_grad():
+            bits.zero_()
+
+
 def _mantissa_bits(part: torch.Tensor) -> int:
     if not part.is_floating_point():
         return 1  # an integer becomes its neighbour, a bool its opposite
@@ -100,7 +113,11 @@ def _is_plain(part: torch.Tensor) -> bool:
             torch.finfo(part.dtype).eps  # noqa: B018 - packed types (float4) have none, and say so by raising
         except NotImplementedError:
             return False
-    return all(stride > 0 or size == 1 for size, stride in zip(part.shape, part.stride(), strict=True))
+    return not _is_expanded(part)
+
+
+def _is_expanded(part: torch.Tensor) -> bool:
+    return any(stride == 0 and size > 1 for size, stride in zip(part.shape, part.stride(), strict=True))
 
 
 def _flip(bits: torch.Tensor, turn: int, below: int, random: torch.Generator) -> None:

@@ -1,6 +1,14 @@
 """All that knows pytest; this module is the entry point `pytest11: ckpt`."""
 
-from pytest_ckpt.plugin.fixtures import ckpt_mode, ckpt_model, ckpt_save, ckpt_target, ckpt_world, ckpt_writer
+from pytest_ckpt.plugin.fixtures import (
+    ckpt_load,
+    ckpt_mode,
+    ckpt_model,
+    ckpt_save,
+    ckpt_target,
+    ckpt_world,
+    ckpt_writer,
+)
 from pytest_ckpt.plugin.hooks import (
     pytest_addoption,
     pytest_benchmark_compare_machine_info,
@@ -8,11 +16,13 @@ from pytest_ckpt.plugin.hooks import (
     pytest_collection_modifyitems,
     pytest_configure,
     pytest_generate_tests,
+    pytest_ignore_collect,
     pytest_report_header,
     pytest_terminal_summary,
 )
 
 __all__ = [
+    "ckpt_load",
     "ckpt_mode",
     "ckpt_model",
     "ckpt_save",
@@ -25,6 +35,7 @@ __all__ = [
     "pytest_collection_modifyitems",
     "pytest_configure",
     "pytest_generate_tests",
+    "pytest_ignore_collect",
     "pytest_report_header",
     "pytest_terminal_summary",
 ]

@@ -26,7 +26,7 @@ _ALL_COLUMNS = ["min", "max", "mean", "stddev", "median", "iqr", "outliers", "op
 
 
 class RankClock:
-    """pytest-benchmark's timer for a test that saves: it shows what the ranks measured, not the controller's time.
+    """pytest-benchmark's timer for a test that measures: it shows the ranks' own seconds, not the controller's.
 
     It is set to zero before each round and to the round's seconds within it, so that the difference that
     pytest-benchmark takes is the ranks' figure to the last bit.
@@ -60,8 +60,8 @@ class Rows:
     def __init__(self, config: pytest.Config, fixture: Any, clock: RankClock) -> None:
         if not callable(getattr(fixture, "pedantic", None)):
             pytest.fail(
-                f"the fixture `benchmark` is overridden and gives {type(fixture).__name__!r}; ckpt_save needs "
-                "pytest-benchmark's own: rename the other fixture",
+                f"the fixture `benchmark` is overridden and gives {type(fixture).__name__!r}; checkpoint "
+                "benchmarks need pytest-benchmark's own: rename the other fixture",
                 pytrace=False,
             )
         self._session: Any = config._benchmarksession  # type: ignore[attr-defined]
@@ -69,13 +69,14 @@ class Rows:
         self._blank = copy.copy(fixture)
         self._fixture = fixture
         # Else it warns that it was never used, after every failed save and with --benchmark-disable.
-        fixture._mode = "ckpt_save(...)"
+        fixture._mode = "ckpt_save(...) or ckpt_load(...)"
 
     def add(self, record: SaveRecord, name: str | None) -> None:
-        """Add `record` as row `save`, and as row `stall` of the same rounds where training went on meanwhile."""
+        """Add `record` as row `save` or `load`, and as row `stall` too where training went on meanwhile."""
         suffix = f":{name}" if name else ""
-        self._row(record, suffix, "save", [r.save_s for r in record.rounds])
-        if record.scenario.mode != "sync":
+        is_load = record.scenario.is_load
+        self._row(record, suffix, "load" if is_load else "save", [r.save_s for r in record.rounds])
+        if record.scenario.mode != "sync" and not is_load:
             self._row(record, suffix + ":stall", "stall", [r.stall_s for r in record.rounds])
 
     def _row(self, record: SaveRecord, suffix: str, group: str, seconds: list[float]) -> None:

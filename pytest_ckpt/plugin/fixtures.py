@@ -65,6 +65,21 @@ def ckpt_save(request: pytest.FixtureRequest, benchmark: Any) -> Callable[..., S
     return Saver(run, request, benchmark)
 
 
+@pytest.fixture
+def ckpt_load(request: pytest.FixtureRequest, benchmark: Any) -> Callable[..., SaveRecord]:
+    """Load as a benchmark: `ckpt_load(mode=..., saved_ranks=..., model=..., name=...)` returns what was measured.
+
+    What is loaded is saved first, by the same ranks or by `saved_ranks` others. Rows are as those of `ckpt_save`.
+    """
+    from pytest_ckpt.plugin.hooks import CLOCK
+    from pytest_ckpt.plugin.loader import Loader
+
+    run = _run(request)
+    if CLOCK not in request.node.stash:
+        _refuse_late(request)
+    return Loader(run, request, benchmark)
+
+
 def _run(request: pytest.FixtureRequest) -> Run:
     from pytest_ckpt.plugin.hooks import RUN
 

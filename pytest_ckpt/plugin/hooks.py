@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,11 +24,12 @@ CLOCK: pytest.StashKey[RankClock] = pytest.StashKey()
 _SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 
 _COMPLETE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+_MEASURING = ("ckpt_save", "ckpt_load")
 _DIMENSIONS = ("ckpt_target", "ckpt_model", "ckpt_world", "ckpt_mode", "ckpt_writer")
 _MARKS = {
     "ckpt(tolerance)": "the share of throughput that a scenario of this test may lose, as tolerance='5%'",
     "ckpt_save": "benchmarks of checkpoint saves",
-    "ckpt_load": "benchmarks of checkpoint loads; to come",
+    "ckpt_load": "benchmarks of checkpoint loads",
     "ckpt_acceptance": "what a checkpoint promises, put to the test; to come",
     "ckpt_planning": "benchmarks of DCP's planning; to come",
     "ckpt_tune": "searches for better settings; to come",
@@ -62,6 +64,16 @@ def pytest_benchmark_compare_machine_info(machine_info: dict[str, Any], compared
 
     if comparing.is_baseline(compared_benchmark):
         compared_benchmark["machine_info"] = machine_info
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Of our suites, collect that of saves, and others where their mark or file is named: they take as long again."""
+    name = collection_path.stem.removeprefix("test_")
+    if f"ckpt_{name}" not in _MARKS or name == "save" or collection_path.suffix != ".py":
+        return None
+    own = Path(__file__).parents[1] / "suites"
+    is_ours = collection_path.parent.resolve() == own.resolve()
+    return True if is_ours and f"ckpt_{name}" not in config.option.markexpr else None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -111,7 +123,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         for item in using:
             item.add_marker(pytest.mark.skip(reason=reason))
         return
-    saving = [item for item in using if "ckpt_save" in _fixtures(item) and not item.get_closest_marker("skip")]
+    saving = [item for item in using if set(_MEASURING) & set(_fixtures(item)) and not item.get_closest_marker("skip")]
     if saving and not config.pluginmanager.hasplugin("benchmark"):
         raise pytest.UsageError(
             "tests that save need pytest-benchmark, which is switched off (-p no:benchmark); run without that option"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ class Outcome:
         verbosity = self._config.get_verbosity()
         if self._rows and verbosity >= -1:
             if verbosity >= 0:
-                terminalreporter.write_sep("-", "checkpoint saves")
+                terminalreporter.write_sep("-", f"checkpoint {_kinds(self._rows.values())}")
             rows = self._named_rows()
             for line in summary_lines(rows, terminalreporter._tw.fullwidth):
                 terminalreporter.write_line(line)
@@ -114,3 +114,8 @@ class Outcome:
             terminalreporter.write_line(f"could not be removed: {path}; `pytest-ckpt clean` may", red=True)
         if self._file is not None and self._file.path is not None and verbosity >= 0:
             terminalreporter.write_line(f"figures of this run: {self._file.path}")
+
+
+def _kinds(records: Iterable[SaveRecord]) -> str:
+    are_loads = {record.scenario.is_load for record in records}
+    return " and ".join(kind for kind, is_load in (("saves", False), ("loads", True)) if is_load in are_loads)

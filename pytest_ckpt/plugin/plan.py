@@ -37,7 +37,7 @@ class Need:
     """Checkpoints that lie on the target at once."""
     device: str
     mode: str | None
-    """None where the test says it."""
+    """None where the test says it; of loads `load`."""
 
     @classmethod
     def of_item(cls, item: pytest.Item, run: Run, tests: int) -> Need:
@@ -49,9 +49,9 @@ class Need:
             target=run.target(label if isinstance(label, str) else None),
             model=None if is_overridden(item, "ckpt_model") else settings.model(params.get("ckpt_model")),
             ranks=ranks if isinstance(ranks, int) else settings.ranks[0],
-            copies=_copies(settings, tests),
+            copies=_copies(settings, tests, _loads(item)),
             device=settings.device,
-            mode=params.get("ckpt_mode"),
+            mode="load" if _loads(item) else params.get("ckpt_mode"),
         )
 
     @classmethod
@@ -60,10 +60,10 @@ class Need:
         return cls(
             target=request.target,
             model=request.model,
-            ranks=request.world.size,
-            copies=_copies(run.settings, 1),
+            ranks=max(request.world.size, request.saved_ranks),
+            copies=_copies(run.settings, 1, request.saved_by is not None),
             device=request.world.device,
-            mode=request.mode,
+            mode="load" if request.saved_by is not None else request.mode,
         )
 
     def is_part_of(self, planned: Need) -> bool:
@@ -85,7 +85,7 @@ class Need:
         if state is None:
             return None
         held = state if self.device == "cpu" else 0
-        staged = 0 if self.mode == "sync" else state
+        staged = 0 if self.mode in ("sync", "load") else state
         stored = state * self.copies if self.target.medium == "memory" else 0
         return held + staged + stored + self.ranks * _RANK_BYTES
 
@@ -103,7 +103,7 @@ class Need:
         need, free = self.memory_bytes, available_memory_bytes() + reusable_bytes
         if self.model is not None and need is not None and need > free:
             instead = "a smaller --ckpt-model or --ckpt-state, fewer --ckpt-ranks"
-            if self.mode != "sync":
+            if self.mode not in ("sync", "load"):
                 instead += ", or --ckpt-mode=sync, which stages no copy"
             raise CannotFit(
                 f"{self.model.name} with {self.model.recipe.name} on {self.ranks} ranks"
@@ -221,5 +221,11 @@ def _params(item: pytest.Item) -> dict[str, Any]:
     return dict(callspec.params) if callspec is not None else {}
 
 
-def _copies(settings: Settings, tests: int) -> int:
-    return (settings.rounds + 1) * tests if settings.keep == "all" else 1
+def _loads(item: pytest.Item) -> bool:
+    fixtures = getattr(item, "fixturenames", [])
+    return "ckpt_load" in fixtures and "ckpt_save" not in fixtures
+
+
+def _copies(settings: Settings, tests: int, loads: bool) -> int:
+    saves = 1 if loads else settings.rounds + 1
+    return saves * tests if settings.keep == "all" else 1

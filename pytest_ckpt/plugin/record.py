@@ -24,7 +24,7 @@ from pytest_ckpt.world.rounds import Measured
 
 @dataclass(frozen=True)
 class SaveRequest:
-    """One call of `ckpt_save`, with everything resolved; `title` names it to people."""
+    """One call of `ckpt_save` or `ckpt_load`, with everything resolved; `title` names it to people."""
 
     target: Target
     model: ModelSpec
@@ -35,6 +35,13 @@ class SaveRequest:
     title: str
     tolerance: float
     """Share of the throughput that may be lost against the baseline."""
+    saved_by: World | None = None
+    """Of a load: the ranks that write the checkpoint, `world` itself where they are as many."""
+
+    @property
+    def saved_ranks(self) -> int:
+        """How many ranks write the checkpoint."""
+        return (self.saved_by or self.world).size
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,7 @@ def scenario_of(request: SaveRequest) -> Scenario:
         engine=request.engine.name,
         mode=request.mode,
         writer=request.writer.name,
-        options=dict(request.writer.options),
+        options=dict(request.writer.options) | _resharded(request),
         model=request.model.name,
         state=request.model.recipe.name if request.model.function is None else "user",
         params=request.model.parameters,
@@ -75,7 +82,10 @@ def make_record(
 ) -> SaveRecord:
     """Return the record of a scenario that began at `began` (UTC), with what `survey` knows of its target."""
     target, scenario = request.target, scenario_of(request)
-    identity, probes = survey.identity(target), survey.probes_of(target, request.world)
+    identity = survey.identity(target)
+    # The probes are of writing: they say nothing of a load.
+    probes = None if scenario.is_load else survey.probes_of(target, request.world)
+    others = [] if scenario.is_load else survey.other_volumes(target, targets, request.world, measured.logical_bytes)
     record = SaveRecord(
         scenario=scenario,
         environment=_environment(origin.driver),
@@ -98,7 +108,7 @@ def make_record(
         rounds=measured.rounds,
         first_save_s=measured.first_save.save_s,
         probes=probes,
-        other_volumes=survey.other_volumes(target, targets, request.world, measured.logical_bytes),
+        other_volumes=others,
         memory_bytes=psutil.virtual_memory().total,
         notes=measured.notes,
         session=origin.session,
@@ -116,6 +126,10 @@ def make_record(
     )
     found = findings.find(record)
     return msgspec.structs.replace(record, findings=found, bottleneck=findings.bottleneck(found))
+
+
+def _resharded(request: SaveRequest) -> dict[str, int]:
+    return {} if request.saved_ranks == request.world.size else {"saved_ranks": request.saved_ranks}
 
 
 def _environment(driver: str | None) -> Environment:

@@ -31,6 +31,7 @@ from pytest_ckpt.target.path import open_target
 from pytest_ckpt.target.spec import TargetSpec
 from pytest_ckpt.units import format_seconds
 from pytest_ckpt.world.interface import RankFailure
+from pytest_ckpt.world.loads import measure_loads
 from pytest_ckpt.world.rounds import LEAST_ROUNDS, Measured, RoundsPlan, Saving, measure_rounds
 from pytest_ckpt.world.spawned import SpawnedWorld
 
@@ -56,7 +57,7 @@ class Run:
         self._began = time.monotonic()
 
     def plan(self, saving: list[pytest.Item]) -> None:
-        """Take note of the tests that save; `SettingError` for what cannot work, before anything is written."""
+        """Take note of the tests that save or load; `SettingError` for what cannot work, before anything is written."""
         for ref, source in self.settings.references if saving else ():
             require_importable(ref, source)
         self._needs = [plan.Need.of_item(item, self, tests=len(saving)) for item in saving]
@@ -118,6 +119,10 @@ class Run:
         for other in self._worlds.values():
             if other.size != size:
                 other.close()
+        return self.world_beside(size)
+
+    def world_beside(self, size: int) -> SpawnedWorld:
+        """Return the world of `size` ranks and leave others as they are; whoever asks keeps memory from being short."""
         if size not in self._worlds:
             self._worlds[size] = SpawnedWorld(size, self.settings.device, self.settings.timeout_s)
         return self._worlds[size]
@@ -127,7 +132,7 @@ class Run:
         """What this session's records say of where they come from."""
         return Origin(uuid.uuid4().hex, self.baselines.hardware, driver_version())
 
-    def save(self, request: SaveRequest) -> SaveRecord:
+    def measure(self, request: SaveRequest) -> SaveRecord:
         """Measure one scenario and judge it; failed rounds of the ranks end the test with their report."""
         need = plan.Need.of_request(request, self)
         if not any(need.is_part_of(planned) for planned in self._needs):
@@ -154,31 +159,31 @@ class Run:
 
     def _measure(self, request: SaveRequest, allowed_s: float, progress: TerminalProgress) -> Measured:
         settings = self.settings
+        folder = self.folder(request.target)
+        saving = Saving(
+            mode=request.mode if request.saved_by is None else "sync",
+            writer=request.writer.factory,
+            model=request.model.name,
+            state=request.model.recipe.name,
+            function=request.model.function,
+            options=dict(request.writer.options),
+            engine=request.engine.name,
+            engine_factory=request.engine.factory,
+        )
+        rounds = RoundsPlan(
+            rounds=settings.rounds,
+            max_time_s=allowed_s,
+            single=benchmark.is_disabled(self.config),
+            keep_all=settings.keep == "all",
+            keep_failed=settings.keep == "failed",
+            devices=self._survey.devices(request.target),
+        )
         try:
+            if request.saved_by is not None:
+                cold = request.mode == "load-cold"
+                return measure_loads(request.saved_by, request.world, folder, saving, rounds, progress, cold=cold)
             self._probe(request, progress)
-            return measure_rounds(
-                request.world,
-                self.folder(request.target),
-                Saving(
-                    mode=request.mode,
-                    writer=request.writer.factory,
-                    model=request.model.name,
-                    state=request.model.recipe.name,
-                    function=request.model.function,
-                    options=dict(request.writer.options),
-                    engine=request.engine.name,
-                    engine_factory=request.engine.factory,
-                ),
-                RoundsPlan(
-                    rounds=settings.rounds,
-                    max_time_s=allowed_s,
-                    single=benchmark.is_disabled(self.config),
-                    keep_all=settings.keep == "all",
-                    keep_failed=settings.keep == "failed",
-                    devices=self._survey.devices(request.target),
-                ),
-                progress,
-            )
+            return measure_rounds(request.world, folder, saving, rounds, progress)
         except RankFailure as failure:
             if failure.is_usage:
                 raise SettingError(failure.culprits[0].cause) from None

@@ -22,14 +22,87 @@ from pytest_ckpt.save.modes import MODES, why_unavailable
 from pytest_ckpt.world.functions import reference
 
 
-class Saver:
-    """Callable in a test: measures one scenario and adds its rows."""
+class Measuring:
+    """What `ckpt_save` and `ckpt_load` have in common: a call is a scenario, measured, judged and kept as a row."""
+
+    fixture_name = ""
 
     def __init__(self, run: Run, request: pytest.FixtureRequest, fixture: Any) -> None:
         self._run = run
         self._request = request
         self._rows = Rows(request.config, fixture, request.node.stash[CLOCK])
         self._names: list[str | None] = []
+
+    def _measured(self, name: str | None, make_request: Callable[[], SaveRequest]) -> SaveRecord:
+        """Measure what `make_request` returns and add its rows, called `name`; what fails ends the test."""
+        try:
+            self._claim(name)
+            request = make_request()
+            record = self._run.measure(request)
+            failures: list[str] = []
+            if not benchmark.is_disabled(self._request.config):
+                record, failures = self._run.baselines.conclude(record, request.target)
+        except SettingError as error:
+            self._run.outcome.usage_errors += 1
+            raise pytest.fail.Exception(str(error), pytrace=False) from None
+        except CkptError as error:
+            raise pytest.fail.Exception(str(error), pytrace=False) from None
+        if not benchmark.is_disabled(self._request.config):
+            self._rows.add(record, name)
+            self._run.outcome.note(self._request.node.nodeid, name, record)
+            note_verdicts(self._request.node, name, record, failures)
+        return record
+
+    def _title(self, name: str | None) -> str:
+        return f"{self._request.node.name}:{name}" if name else str(self._request.node.name)
+
+    def _claim(self, name: str | None) -> None:
+        if name in self._names:
+            what = "without a name" if name is None else f"named {name!r}"
+            raise SettingError(
+                f"a second {self.fixture_name} {what} in one test: each call is a row, so give each a name of its own, "
+                f"as in {self.fixture_name}(name='eight-threads')"
+            )
+        self._names.append(name)
+
+    def _fixture(self, name: str) -> Any:
+        return self._request.getfixturevalue(name)
+
+    def _made(self, name: str, attribute: str) -> Any:
+        value = self._fixture(name)
+        if not hasattr(value, attribute):
+            raise SettingError(
+                f"{name} is {value!r}, which is what the fixture makes its value from; "
+                "parametrize it with indirect=True"
+            )
+        return value
+
+    def _writer(self, writer: Callable[[str], Any] | str | WriterSpec | None) -> WriterSpec:
+        if writer is None:
+            writer = self._fixture("ckpt_writer")
+        if isinstance(writer, WriterSpec):
+            return writer
+        if isinstance(writer, str):
+            return writer_spec(writer, self.fixture_name)
+        ref = reference(writer, "writer")
+        return WriterSpec(str(ref), ref)
+
+    def _model(self, model: Callable[..., dict[str, Any]] | str | ModelSpec | None) -> ModelSpec:
+        if model is None:
+            model = self._fixture("ckpt_model")
+        if isinstance(model, ModelSpec):
+            return model
+        recipe = self._run.settings.models[0].recipe
+        if isinstance(model, str):
+            return model_spec(model, self.fixture_name, recipe)
+        ref = reference(model, "model")
+        return replace(self._run.settings.models[0], name=str(ref).replace(":", "."), function=ref)
+
+
+class Saver(Measuring):
+    """Callable in a test: measures one scenario and adds its rows."""
+
+    fixture_name = "ckpt_save"
 
     def __call__(
         self,
@@ -46,81 +119,27 @@ class Saver:
         the test with the rank, its phase and cause; what cannot be used ends it with exit status 4. Where the save
         regressed against its baseline, the test fails once it has ended: this returns all the same.
         """
-        try:
-            self._claim(name)
+
+        def make_request() -> SaveRequest:
             why = why_unavailable(self._mode(mode), self._made("ckpt_world", "run").device)
             if why is not None:
                 pytest.skip(why)
-            request = SaveRequest(
+            return SaveRequest(
                 target=self._made("ckpt_target", "location"),
                 model=self._model(model),
                 world=self._made("ckpt_world", "run"),
                 mode=self._mode(mode),
                 writer=self._writer(writer),
                 engine=self._run.settings.engine,
-                title=self._request.node.name + (f":{name}" if name else ""),
+                title=self._title(name),
                 tolerance=tolerance_of(self._request.node, self._run.settings),
             )
-            record = self._run.save(request)
-            failures: list[str] = []
-            if not benchmark.is_disabled(self._request.config):
-                record, failures = self._run.baselines.conclude(record, request.target)
-        except SettingError as error:
-            self._run.outcome.usage_errors += 1
-            raise pytest.fail.Exception(str(error), pytrace=False) from None
-        except CkptError as error:
-            raise pytest.fail.Exception(str(error), pytrace=False) from None
-        if not benchmark.is_disabled(self._request.config):
-            self._rows.add(record, name)
-            self._run.outcome.note(self._request.node.nodeid, name, record)
-            note_verdicts(self._request.node, name, record, failures)
-        return record
 
-    def _claim(self, name: str | None) -> None:
-        if name in self._names:
-            what = "without a name" if name is None else f"named {name!r}"
-            raise SettingError(
-                f"a second ckpt_save {what} in one test: each call is a row, so give each a name of its own, as in "
-                "ckpt_save(name='eight-threads')"
-            )
-        self._names.append(name)
-
-    def _fixture(self, name: str) -> Any:
-        return self._request.getfixturevalue(name)
-
-    def _made(self, name: str, attribute: str) -> Any:
-        value = self._fixture(name)
-        if not hasattr(value, attribute):
-            raise SettingError(
-                f"{name} is {value!r}, which is what the fixture makes its value from; "
-                "parametrize it with indirect=True"
-            )
-        return value
+        return self._measured(name, make_request)
 
     def _mode(self, mode: str | None) -> str:
         if mode is None:
             return str(self._fixture("ckpt_mode"))
         if mode not in MODES:
-            raise unknown_name("mode", mode, MODES, "ckpt_save")
+            raise unknown_name("mode", mode, MODES, self.fixture_name)
         return mode
-
-    def _writer(self, writer: Callable[[str], Any] | str | WriterSpec | None) -> WriterSpec:
-        if writer is None:
-            writer = self._fixture("ckpt_writer")
-        if isinstance(writer, WriterSpec):
-            return writer
-        if isinstance(writer, str):
-            return writer_spec(writer, "ckpt_save")
-        ref = reference(writer, "writer")
-        return WriterSpec(str(ref), ref)
-
-    def _model(self, model: Callable[..., dict[str, Any]] | str | ModelSpec | None) -> ModelSpec:
-        if model is None:
-            model = self._fixture("ckpt_model")
-        if isinstance(model, ModelSpec):
-            return model
-        recipe = self._run.settings.models[0].recipe
-        if isinstance(model, str):
-            return model_spec(model, "ckpt_save", recipe)
-        ref = reference(model, "model")
-        return replace(self._run.settings.models[0], name=str(ref).replace(":", "."), function=ref)

@@ -20,7 +20,7 @@ from pytest_ckpt.model.geometry import GEOMETRIES, find_geometry
 from pytest_ckpt.model.recipe import Recipe, find_recipe, state_bytes
 from pytest_ckpt.plugin.options import given_values
 from pytest_ckpt.records import options_text
-from pytest_ckpt.save.engines import DEFAULT_ENGINE, ENGINES
+from pytest_ckpt.save.engines import DEFAULT_ENGINE, ENGINES, require_engine
 from pytest_ckpt.save.modes import DEFAULT_MODES, MODES
 from pytest_ckpt.save.options import Chosen, parse_matrix
 from pytest_ckpt.save.writers import DEFAULT_WRITER, WRITERS
@@ -135,6 +135,7 @@ class _Reader:
 
     def read(self) -> Settings:
         device = self._device()
+        engine = self._one("engine", _engine, DEFAULT_ENGINE)
         recipe = self._one("state", find_recipe, "fp32-adamw")
         return Settings(
             targets=tuple(map(self._from_ini_folder, parse_targets(given_values(self._config, "target")))),
@@ -142,8 +143,8 @@ class _Reader:
             ranks=self._ranks(device),
             device=device,
             modes=tuple(dict.fromkeys(self._many("mode", _mode))) or self._defaulted("mode", DEFAULT_MODES),
-            engine=self._one("engine", _engine, DEFAULT_ENGINE),
-            writers=self._writers(),
+            engine=engine,
+            writers=self._writers(engine.name),
             rounds=self._one("rounds", _positive, "5"),
             max_time_s=self._one("max-time", _seconds, "15m"),
             session_time_s=self._one("session-time", _seconds, "") or None,
@@ -201,9 +202,9 @@ class _Reader:
         self._reasons[name] = _DEFAULT
         return value
 
-    def _writers(self) -> tuple[WriterSpec, ...]:
+    def _writers(self, engine: str) -> tuple[WriterSpec, ...]:
         plain = self._one("writer", _writer, DEFAULT_WRITER)
-        choices = parse_matrix(given_values(self._config, "writer-opt"), plain.name)
+        choices = parse_matrix(given_values(self._config, "writer-opt"), plain.name, engine)
         return tuple(replace(plain, options=options) for options in choices)
 
     def _device(self) -> str:
@@ -344,6 +345,7 @@ def _engine(text: str, source: str) -> EngineSpec:
         return EngineSpec(text, parse_reference(text, source))
     if text not in ENGINES:
         raise unknown_name("engine", text, ENGINES, f"{source}, which takes package.module:factory too")
+    require_engine(text)
     return EngineSpec(text)
 
 

@@ -31,7 +31,7 @@ def explain_lines(record: SaveRecord, *, name: str | None = None, verbose: bool 
     main = next((finding for finding in record.findings if finding.id == record.bottleneck), None)
     others = [f for f in record.findings if f is not main and (verbose or f.severity != "info")]
     if main is None:
-        lines += _indented(_no_bottleneck(record))
+        lines += _indented("" if record.scenario.is_load else _no_bottleneck(record))
         if len(others) == 1 or verbose:
             lines += _told(others)
         else:
@@ -46,7 +46,7 @@ def explain_lines(record: SaveRecord, *, name: str | None = None, verbose: bool 
 
 
 def read_records(path: Path) -> list[tuple[str, SaveRecord]]:
-    """Return (name, record) of each row of a result file that saves; `SettingError` where it is none."""
+    """Return (name, record) of each row of a result file that saves or loads; `SettingError` where it is none."""
     try:
         document: Any = json.loads(path.read_text())
         rows = [row for row in document["benchmarks"] if "ckpt" in row["extra_info"] and not _is_stall(row)]
@@ -170,6 +170,7 @@ def _rank(number: int, rounds: list[RankRound]) -> str:
     for title, show, values in (
         ("wrote", format_bytes, [own.item_bytes or None for own in rounds]),
         ("CPU", format_seconds, [own.cpu_s for own in rounds]),
+        ("read from storage", format_bytes, [own.read_bytes for own in rounds]),
         ("peak memory +", format_bytes, [own.peak_rss_bytes for own in rounds]),
     ):
         parts.append(_median(title, show, values))

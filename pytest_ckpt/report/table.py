@@ -1,4 +1,4 @@
-"""The summary table of a run, as lines."""
+"""The summary tables of a run, as lines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 from collections.abc import Sequence
 from statistics import median
 
-from pytest_ckpt.records import SaveRecord
+from pytest_ckpt.records import SaveRecord, options_text
 from pytest_ckpt.units import format_seconds, three_digits
 
 _DEFAULT_ENGINE = "dcp"
@@ -14,41 +14,58 @@ _DEFAULT_WRITER = "FileSystemWriter"
 
 
 def summary_lines(rows: Sequence[tuple[str | None, SaveRecord]], width: int) -> list[str]:
-    """Return a table with a line per (name, record); times are medians over the rounds, with least and greatest."""
+    """Return a table with a line per (name, record) that saves, and one of those that load.
+
+    Times are medians over the rounds, with least and greatest.
+    """
+    saves = [(name, record) for name, record in rows if not record.scenario.is_load]
+    loads = [(name, record) for name, record in rows if record.scenario.is_load]
+    return (_table(saves, "save", width) if saves else []) + (_table(loads, "load", width) if loads else [])
+
+
+def _table(rows: Sequence[tuple[str | None, SaveRecord]], noun: str, width: int) -> list[str]:
     from rich.console import Console
     from rich.table import Table
 
+    is_load = noun == "load"
     named = any(name for name, _ in rows)
     engines = len({record.scenario.engine for _, record in rows} | {_DEFAULT_ENGINE}) > 1
     writers = len({record.scenario.writer for _, record in rows} | {_DEFAULT_WRITER}) > 1
-    options = any(record.scenario.options for _, record in rows)
+    options = any(_options(record) for _, record in rows)
     table = Table(box=None, pad_edge=False, header_style="")
-    headings = [*(["name"] if named else []), "target", "model", "ranks", "mode"]
+    headings = [*(["name"] if named else []), "target", "model", "ranks", *(["saved by"] if is_load else []), "mode"]
     headings += [*(["engine"] if engines else []), *(["writer"] if writers else []), *(["options"] if options else [])]
     for heading in headings:
         table.add_column(heading, no_wrap=True)
-    for heading in ("rounds", "save", "(min .. max)", "stall", "GB/s", "first save"):
+    for heading in ("rounds", noun, "(min .. max)", *([] if is_load else ["stall"]), "GB/s", f"first {noun}"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, record in rows:
         scenario = record.scenario
-        saves = [r.save_s for r in record.rounds]
+        seconds = [r.save_s for r in record.rounds]
         first = format_seconds(record.first_save_s) if record.first_save_s is not None else "-"
         table.add_row(
             *([name or ""] if named else []),
             record.target.label,
             scenario.model,
             str(scenario.world_size),
+            *([str(scenario.saved_ranks)] if is_load else []),
             scenario.mode,
             *([scenario.engine] if engines else []),
             *([scenario.writer] if writers else []),
-            *([scenario.options_text] if options else []),
+            *([_options(record)] if options else []),
             str(len(record.rounds)),
-            format_seconds(median(saves)),
-            f"({format_seconds(min(saves))} .. {format_seconds(max(saves))})",
-            format_seconds(record.stall_s),
+            format_seconds(median(seconds)),
+            f"({format_seconds(min(seconds))} .. {format_seconds(max(seconds))})",
+            *([] if is_load else [format_seconds(record.stall_s)]),
             three_digits(record.throughput_Bps / 1e9),
             first,
         )
     buffer = io.StringIO()
     Console(file=buffer, width=max(width, 120), color_system=None, markup=False, emoji=False).print(table)
     return [line.rstrip() for line in buffer.getvalue().splitlines() if line.strip()]
+
+
+def _options(record: SaveRecord) -> str:
+    """Return the options of the writer: by how many ranks a load's checkpoint was saved has its own column."""
+    options = record.scenario.options
+    return options_text({k: v for k, v in options.items() if not (record.scenario.is_load and k == "saved_ranks")})

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import torch
 
 from pytest_ckpt.measure.memory import PeakMemory
 from pytest_ckpt.measure.resources import ProcessUsage
@@ -53,9 +52,9 @@ class BackgroundTrace:
         """Return what becomes `writer`, watched, in the background process."""
         return _Travelling(_unpack_writer, writer, self)  # type: ignore[return-value]
 
-    def planner(self, options: dict[str, Any], crc32: bool) -> SavePlanner:
+    def planner(self, options: dict[str, Any]) -> SavePlanner:
         """Return what becomes DCP's default planner with `options`, watched, in the background process."""
-        return _Travelling(_unpack_planner, self, options, crc32)  # type: ignore[return-value]
+        return _Travelling(_unpack_planner, self, options)  # type: ignore[return-value]
 
     def collect(self) -> BackgroundSave | None:
         """Return what was noted of the save that has just ended, and forget it; None where nothing was."""
@@ -126,8 +125,7 @@ def _unpack_writer(writer: StorageWriter, noting: _Noting) -> StorageWriter:
     return writer
 
 
-def _unpack_planner(noting: _Noting, options: dict[str, Any], crc32: bool) -> SavePlanner:
-    torch.serialization.set_crc32_options(crc32)
+def _unpack_planner(noting: _Noting, options: dict[str, Any]) -> SavePlanner:
     return noting.trace.planner(**options)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
 
 from pytest_ckpt.save import torch_private
+from pytest_ckpt.save.crc32 import without_crc32
 from pytest_ckpt.save.engine import Pending
 from pytest_ckpt.save.modes import MODES, make_stager
 from pytest_ckpt.save.options import Value, owned_by
@@ -35,7 +35,7 @@ class DcpEngine:
         self.mode = MODES[mode]
         self.planner_options: dict[str, Any] = dict(owned_by("planner", options or {}))
         """Arguments of `DefaultSavePlanner`."""
-        self.crc32 = bool((options or {}).get("crc32", True))
+        self._crc32 = bool((options or {}).get("crc32", True))
         self._keeps_writer = bool((options or {}).get("cache_staged_state_dict", False))
         self._make_writer = writer
         self._group = group
@@ -55,6 +55,8 @@ class DcpEngine:
             self.writer = self._kept
         else:
             self.writer = self._kept = self._make_writer(location)
+            if not self._crc32:
+                without_crc32(self.writer, type(self.writer).__name__)
         self.planner = DefaultSavePlanner(**self.planner_options) if self.planner_options else None
 
     def start(self, state_dict: dict[str, Any]) -> Pending:
@@ -64,7 +66,6 @@ class DcpEngine:
             "planner": self.planner,
             "process_group": self._group,
         }
-        torch.serialization.set_crc32_options(self.crc32)  # of this process, until another engine sets it
         if self.mode.name == "sync":
             self._metadata = state_dict_saver.save(state_dict, **given)
             return Pending(None, None)
@@ -90,7 +91,6 @@ class DcpEngine:
             self._stager.close()
             self._stager = None
         self.writer = self._kept = None
-        torch.serialization.set_crc32_options(True)
         if self.mode.process:
             torch_private.end_checkpoint_process()
 

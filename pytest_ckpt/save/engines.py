@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from pytest_ckpt.errors import SettingError
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 DEFAULT_ENGINE = "dcp"
 ENGINES = (DEFAULT_ENGINE, "torch-checkpointing")
 PACKAGES = {"torch-checkpointing": "torch_checkpointing"}
-"""The package that an engine needs beside torch."""
+"""The package that an engine needs beside torch; the extra that brings it has the engine's name."""
+PARTS = ("prepare", "start", "stored_bytes", "load", "close")
+"""What an engine has: the methods of `Engine`."""
 
 
 @dataclass(frozen=True)
@@ -35,21 +38,29 @@ class EngineSetup:
     """`--ckpt-writer-opt`, for engines that have no writers."""
 
 
+def require_engine(name: str) -> None:
+    """Raise `SettingError` where the engine called `name` needs a package that is not installed; imports nothing."""
+    package = PACKAGES.get(name)
+    if package is not None and find_spec(package) is None:
+        raise SettingError(f"engine {name} is not installed; pip install pytest-ckpt[{name}]")
+
+
 def make_engine(name: str, setup: EngineSetup, factory: Callable[[EngineSetup], Any] | None = None) -> Engine:
     """Return the engine called `name`, or what a user's `factory` makes; `SettingError` where that is none."""
     if factory is not None:
         made = factory(setup)
-        missing = [part for part in ("prepare", "start", "stored_bytes", "load", "close") if not hasattr(made, part)]
+        missing = [part for part in PARTS if not callable(getattr(made, part, None))]
         if missing:
             raise SettingError(
                 f"engine {name} returned {type(made).__name__!r}, which has no {missing[0]}(); see "
                 "pytest_ckpt.save.engine.Engine for what an engine is"
             )
         return made  # type: ignore[no-any-return]
+    require_engine(name)
     if name == "torch-checkpointing":
         from pytest_ckpt.save.torch_checkpointing import TorchCheckpointingEngine
 
         return TorchCheckpointingEngine(setup)
     from pytest_ckpt.save.dcp import DcpEngine
 
-    return DcpEngine(setup.mode, setup.make_writer, setup.group)
+    return DcpEngine(setup.mode, setup.make_writer, setup.group, setup.options)

@@ -52,18 +52,23 @@ OPTIONS = (
     ),
     SaveOption("enable_consolidation", False, "writer", "whole tensors are put together", (), (HUGGING_FACE,)),
     SaveOption("thread_count_consolidation", 1, "writer", "threads that put them together", (), (HUGGING_FACE,)),
+    SaveOption("use_direct_io", False, "writer", "writes past the page cache", (), ("torch-checkpointing",)),
     SaveOption("enable_plan_caching", False, "planner", "plans are kept from save to save"),
     SaveOption("dedup_save_to_lowest_rank", False, "planner", "replicas are written by the lowest rank"),
     SaveOption("crc32", True, "serializer", "checksums in the files that torch.save writes"),
 )
+OF_ENGINES = {"torch-checkpointing": ("sync_files", "use_direct_io")}
+"""What the engines of ours take that have no writers."""
 BY_NAME = {option.name: option for option in OPTIONS}
 
 Chosen = tuple[tuple[str, Value], ...]
 """Options that differ from their defaults, by name, in the order of `OPTIONS`."""
 
 
-def parse_matrix(given: Sequence[tuple[str, str]], writer: str) -> list[Chosen]:
+def parse_matrix(given: Sequence[tuple[str, str]], writer: str, engine: str = "dcp") -> list[Chosen]:
     """Return every combination of the values in `given`, (`name=value,value`, source) pairs, for `writer`.
+
+    An engine but `dcp` has no writers; the options are its own then.
 
     One empty choice where nothing is given. `SettingError` for an option that the writer does not know; those of a
     user's own writer are not known here, and are checked against its function when it is called.
@@ -74,7 +79,7 @@ def parse_matrix(given: Sequence[tuple[str, str]], writer: str) -> list[Chosen]:
         name = name.strip().replace("-", "_")
         if not equals or not name or not values.strip():
             raise SettingError(f"writer option {text!r} (from {source}) sets nothing; write NAME=VALUE or NAME=V1,V2")
-        parse = _parser_of(name, writer, source)
+        parse = _parser_of(name, writer, engine, source)
         own = axes.setdefault(name, [])
         own += [value for part in values.split(",") if (value := parse(part.strip(), source)) not in own]
     return [_differing(dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
@@ -89,8 +94,14 @@ def owned_by(owner: Owner, options: Mapping[str, Value]) -> dict[str, Value]:
     }
 
 
-def _parser_of(name: str, writer: str, source: str) -> Callable[[str, str], Value]:
+def _parser_of(name: str, writer: str, engine: str, source: str) -> Callable[[str, str], Value]:
     option = BY_NAME.get(name)
+    if engine in OF_ENGINES:
+        if name not in OF_ENGINES[engine] or option is None:
+            raise unknown_name(f"option of engine {engine}", name, OF_ENGINES[engine], source)
+        return option.parse
+    if engine != "dcp":
+        return _guess
     is_ours = writer in (FILES, HUGGING_FACE)
     if option is not None and (not is_ours or not option.writers or writer in option.writers):
         return option.parse

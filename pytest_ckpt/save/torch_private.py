@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 def dcp_logger() -> logging.Logger:
@@ -69,3 +72,10 @@ def wrapped_failures(error: BaseException) -> dict[int, tuple[BaseException, Any
     if not isinstance(error, CheckpointException):
         return {}
     return dict(error.failures)
+
+
+def offsets_of_shard(tensor: DTensor) -> tuple[int, ...]:
+    """Return where in the whole tensor this rank's part begins, one offset for each dimension, as DCP computes them."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    return tuple(compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)[1])

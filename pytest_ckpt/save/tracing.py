@@ -35,7 +35,7 @@ class WatchedSave:
         if engine.mode.process:
             self._background = BackgroundTrace(scratch)
             engine.writer = self._background.writer(engine.writer)
-            engine.planner = self._background.planner(engine.planner_options, engine.crc32)
+            engine.planner = self._background.planner(engine.planner_options)
         else:
             self._streams_seen = self._trace.watch_writer(engine.writer)
             engine.planner = self._trace.planner(**engine.planner_options)

@@ -1,4 +1,4 @@
-"""What a rank does for a benchmark: make the state and the engine, save once, let them go."""
+"""What a rank does for a benchmark: make the state and the engine, save once or load once, let them go."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from pytest_ckpt.measure.memory import PeakMemory
-from pytest_ckpt.measure.resources import BlockDevices, ProcessUsage
+from pytest_ckpt.measure.page_cache import drop_everything, drop_files
+from pytest_ckpt.measure.resources import BlockDevices, ProcessUsage, storage_read_bytes
 from pytest_ckpt.measure.spans import RankTrace
 from pytest_ckpt.world.context import Rank
 from pytest_ckpt.world.functions import FunctionRef, resolve
@@ -90,6 +91,59 @@ def save_round(rank: Rank, *, location: str, trace: bool = True, devices: list[s
         "trace": None,
     }
     return reply if watched is None else _with_trace(reply, watched.result(timed))
+
+
+def digest_state(rank: Rank) -> dict[str, Any]:
+    """Return this rank's part of the digest of every tensor of the state."""
+    from pytest_ckpt.save.digest import digest_parts
+
+    with rank.status.phase("compare the state"):
+        return digest_parts(rank.memory["state"].state_dict)
+
+
+def load_round(rank: Rank, *, location: str, cold: bool, trace: bool = True) -> dict[str, Any]:
+    """Load the checkpoint at `location` into the state, which was wiped, and return what `save_round` returns.
+
+    `cold` has the page cache forget the checkpoint first. Only the load itself lies between the readings. `not_dropped`
+    is why the page cache of the whole host was not dropped, of rank 0; None where it was, and on other ranks.
+    """
+    import torch.distributed as dist
+
+    from pytest_ckpt.model import values
+    from pytest_ckpt.save.loading import WatchedLoad, require_loadable, timed_load
+
+    state, engine = rank.memory["state"].state_dict, rank.memory["engine"]
+    require_loadable(engine, location)
+    with rank.status.phase("wipe the state"):
+        for _, tensor in values.tensors(state):
+            values.wipe(tensor)
+    not_dropped = None
+    if cold:
+        with rank.status.phase("make the page cache cold"):
+            drop_files(location)
+            dist.barrier(group=rank.control_group)  # what is written by now can be dropped
+            not_dropped = drop_everything() if rank.rank == 0 else None
+    watched = WatchedLoad(state) if trace else None
+    peak, usage = PeakMemory(), ProcessUsage()
+    peak.start()
+    usage.start()
+    with rank.status.phase("barrier"):
+        dist.barrier(group=rank.control_group)
+    read_before = storage_read_bytes()
+    with watched.running() if watched else nullcontext(), rank.status.phase("load"):
+        timed = timed_load(engine, watched.state_dict if watched else state, location)
+    read = storage_read_bytes()
+    (cpu_s, write_bytes), peak_rss_bytes = usage.stop(), peak.stop()
+    return {
+        **timed._asdict(),
+        "peak_rss_bytes": peak_rss_bytes,
+        "cpu_s": cpu_s,
+        "write_bytes": write_bytes,
+        "read_bytes": None if read is None or read_before is None else read - read_before,
+        "streams_seen": False,
+        "trace": None if watched is None else msgspec.to_builtins(watched.result(timed)),
+        "not_dropped": not_dropped,
+    }
 
 
 def close_engine(rank: Rank) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -19,6 +19,8 @@ from pytest_ckpt.units import format_seconds
 from pytest_ckpt.world import commands
 from pytest_ckpt.world.functions import FunctionRef
 from pytest_ckpt.world.interface import RankFailure, World
+
+T = TypeVar("T")
 
 LEAST_ROUNDS = 4
 """Fewer cannot be judged, so a time limit may not cut them: it would turn the slowest disk green."""
@@ -89,7 +91,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
             self,
             rounds=self.rounds + more.rounds,
             spans=self.spans + more.spans,
-            notes=[*self.notes, *more.notes, note],
+            notes=list(dict.fromkeys([*self.notes, *more.notes, note])),
         )
 
 
@@ -107,12 +109,16 @@ def measure_rounds(
     does not fit the time allowed. Old rounds are deleted between the saves, never inside one.
     """
     try:
-        return _Run(world, folder, saving, plan, progress, clock).measure()
+        return ScenarioRun(world, folder, saving, plan, progress, clock).measure()
     finally:
         progress.done()
 
 
-class _Run:
+class ScenarioRun:
+    """The rounds of one scenario: `once` is what a round does, whatever that is."""
+
+    noun = "save"
+
     def __init__(
         self,
         world: World,
@@ -129,10 +135,18 @@ class _Run:
         self.folder_bytes = 0
         self.cache = PageCacheWatch()
         self.spans: list[list[list[Span]]] = []
+        self.before_s = 0.0
+        """Of the time allowed, what was spent before the warm-up."""
 
     def measure(self) -> Measured:
+        """Make state and engine, warm up, measure, and close the engine."""
+        self.prepare()
+        return self.closing_the_engine(self._all)
+
+    def prepare(self) -> None:
+        """Have the ranks make the state and the engine."""
         self.progress.step("making the state", None, 0)
-        replies = self._run(
+        replies = self.run(
             commands.prepare,
             model=self.saving.model,
             state=self.saving.state,
@@ -144,19 +158,22 @@ class _Run:
             engine_factory=_listed(self.saving.engine_factory),
         )
         self.logical_bytes = max(reply["logical_bytes"] for reply in replies)
+
+    def closing_the_engine(self, do: Callable[[], T]) -> T:
+        """Return what `do` does, and close the engine however it ends, unless there are no ranks any more."""
         try:
-            measured = self._saves()
-        except RankFailure:  # there are no ranks any more
+            done = do()
+        except RankFailure:
             raise
         except CkptError:
-            self._run(commands.close_engine)
+            self.run(commands.close_engine)
             raise
-        self._run(commands.close_engine)
-        return measured
+        self.run(commands.close_engine)
+        return done
 
-    def _saves(self) -> Measured:
+    def _all(self) -> Measured:
         started = self.clock()
-        first = self._save("warm-up save")
+        first = self.once(f"warm-up {self.noun}")
         spent_s = self.clock() - started
         rounds, notes = ([first], []) if self.plan.single else self._rounds(first, spent_s)
         return Measured(
@@ -170,14 +187,15 @@ class _Run:
         )
 
     def _rounds(self, first: Round, spent_s: float) -> tuple[list[Round], list[str]]:
-        count = affordable_rounds(self.plan.rounds, spent_s, self.plan.max_time_s, first.save_s)
+        left_s = self.plan.max_time_s - self.before_s
+        count = affordable_rounds(self.plan.rounds, spent_s, left_s, first.save_s, self.noun)
         rounds: list[Round] = []
         began = self.clock() - spent_s
         while len(rounds) < count:
             started = self.clock()
-            rounds.append(self._save(f"round {len(rounds) + 1} of {count}"))
+            rounds.append(self.once(f"round {len(rounds) + 1} of {count}"))
             another_ends_s = 2 * self.clock() - started - began
-            if len(rounds) >= LEAST_ROUNDS and another_ends_s > self.plan.max_time_s:
+            if len(rounds) >= LEAST_ROUNDS and another_ends_s > left_s:
                 break
         notes = []
         if len(rounds) < self.plan.rounds:
@@ -187,13 +205,14 @@ class _Run:
             )
         return rounds, notes
 
-    def _save(self, what: str) -> Round:
+    def once(self, what: str) -> Round:
+        """Save once, in a step called `what`, into a fresh folder that is deleted afterwards."""
         location = self.folder.new_round(f"{self.saving.model}-{self.saving.mode}")
         self.progress.step(what, location, self.logical_bytes)
         self.cache = PageCacheWatch()
         self.cache.look()
         try:
-            replies = self._run(
+            replies = self.run(
                 commands.save_round,
                 location=location,
                 trace=self.plan.trace,
@@ -206,18 +225,23 @@ class _Run:
             raise
         self.progress.step(f"{what}: cleaning", None, 0)
         self.stored_bytes = replies[0]["stored_bytes"]
+        self.folder_bytes = self.bytes_left(location)
+        if not self.plan.keep_all:
+            self.folder.remove(location)
+        return self.summarize(replies)
+
+    def bytes_left(self, location: str) -> int:
+        """Return the bytes that a save left; `NothingSaved` where that is not even a folder."""
         try:
-            self.folder_bytes = self.folder.bytes_in(location)
+            return self.folder.bytes_in(location)
         except FileNotFoundError:
             raise NothingSaved(
                 f"writer {self.saving.writer} reported success and left nothing at {location}; it must write to the "
                 "path that it is given"
             ) from None
-        if not self.plan.keep_all:
-            self.folder.remove(location)
-        return self._summarize(replies)
 
-    def _summarize(self, replies: list[dict[str, Any]]) -> Round:
+    def summarize(self, replies: list[dict[str, Any]]) -> Round:
+        """Return the round that the ranks' replies tell of."""
         one = summarize_round(
             [reply["called_s"] for reply in replies],
             [reply["unblocked_s"] for reply in replies],
@@ -233,7 +257,8 @@ class _Run:
         self.spans.append(spans)
         return one
 
-    def _run(self, command: Callable[..., Any], /, **arguments: Any) -> list[Any]:
+    def run(self, command: Callable[..., Any], /, **arguments: Any) -> list[Any]:
+        """Run a command on every rank."""
         return self.world.run(command, while_waiting=self._poll, **arguments)
 
     def _poll(self) -> None:
@@ -241,7 +266,7 @@ class _Run:
         self.progress.poll()
 
 
-def affordable_rounds(wanted: int, round_s: float, max_time_s: float, save_s: float) -> int:
+def affordable_rounds(wanted: int, round_s: float, max_time_s: float, save_s: float, noun: str = "save") -> int:
     """Return how many of the wanted rounds fit `max_time_s`, the warm-up included, at `round_s` seconds each.
 
     `round_s` is the whole of a round as the warm-up showed it, `save_s` its save alone. Raises `TooSlow` where the
@@ -251,7 +276,7 @@ def affordable_rounds(wanted: int, round_s: float, max_time_s: float, save_s: fl
     count = int(min(wanted, (max_time_s - round_s) / round_s)) if round_s > 0 else wanted
     if count < least:
         raise TooSlow(
-            f"too slow for the time allowed: the warm-up save took {format_seconds(save_s)} "
+            f"too slow for the time allowed: the warm-up {noun} took {format_seconds(save_s)} "
             f"({format_seconds(round_s)} with its preparation and cleaning), so {least} rounds after it need "
             f"{format_seconds((least + 1) * round_s)}; allowed are {format_seconds(max_time_s)} "
             "(--ckpt-max-time, --ckpt-session-time); give more time or a smaller --ckpt-model"

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from pytest_benchmark.stats import Stats
 
-from pytest_ckpt.records import Round, SaveRecord, to_plain
+from pytest_ckpt.records import Round, SaveRecord, Scenario, to_plain
 
 from .made import EVEN, one_round, record
 
@@ -52,7 +52,7 @@ def result(*records: SaveRecord, **row: Any) -> dict[str, Any]:
     rows = [
         {**_benchmark(number, held, group), **row}
         for number, held in enumerate(records)
-        for group in (("save",) if held.scenario.mode == "sync" else ("save", "stall"))
+        for group in _groups(held.scenario)
     ]
     document = {
         "benchmarks": rows,
@@ -80,16 +80,23 @@ def write(document: Any, path: Path) -> Path:
 
 def _round(save_s: float, mode: str) -> Round:
     phases = {name: share * save_s for name, share in EVEN.items()}
-    made = one_round(phases, stall_s=save_s if mode == "sync" else save_s / 7)
+    blocks = mode == "sync" or mode.startswith("load-")
+    made = one_round(phases, stall_s=save_s if blocks else save_s / 7)
     return msgspec.structs.replace(
-        made, save_s=save_s, stall_s=save_s if mode == "sync" else made.stall_s, throughput_Bps=3e8 / save_s
+        made, save_s=save_s, stall_s=save_s if blocks else made.stall_s, throughput_Bps=3e8 / save_s
     )
+
+
+def _groups(scenario: Scenario) -> tuple[str, ...]:
+    if scenario.is_load:
+        return ("load",)
+    return ("save",) if scenario.mode == "sync" else ("save", "stall")
 
 
 def _benchmark(number: int, held: SaveRecord, group: str) -> dict[str, Any]:
     stats = _STATS()
     for taken in held.rounds:
-        stats.update(taken.save_s if group == "save" else taken.stall_s)
+        stats.update(taken.stall_s if group == "stall" else taken.save_s)
     name = f"test_save[{held.target.label}-{held.scenario.mode}-{number}]" + (":stall" if group == "stall" else "")
     return {
         "group": group,

@@ -342,3 +342,7 @@ def test_any_record_has_findings_of_the_closed_set_and_can_be_explained(made: Sa
     if made.rounds:
         assert len(explain_lines(made)) <= 4
         assert len(explain_lines(made, verbose=True)) >= 1
+
+
+def test_there_are_no_findings_of_a_load() -> None:
+    assert find(record({"read": 1.0, "other": 9.0}, mode="load-warm", medium="memory", root=True)) == []

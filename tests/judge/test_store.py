@@ -141,6 +141,14 @@ def test_whether_each_field_of_a_record_is_fit_for_a_baseline_was_decided() -> N
     }
 
 
+def test_load_is_one_row_in_a_group_of_its_own(baselines: Store) -> None:
+    path = add(baselines, saved(), saved("load-cold"), session="one")
+    rows = json.loads(path.read_text())["benchmarks"]
+    assert [row["group"] for row in rows] == ["save", "load"]
+    (held,) = (s for s in baselines.read(ID).scenarios() if s.is_load)
+    assert held.mode == "load-cold"
+
+
 def test_groups_of_the_user_stay_and_their_paths_do_not(baselines: Store) -> None:
     def groups(hardware_id: str, group: str) -> list[str]:
         path = baselines.add(result(saved(), group=group), hardware_id, label="disk")
@@ -425,7 +433,9 @@ def test_last_number_is_said(baselines: Store) -> None:
         ({"benchmarks": []}, "holds no saves into a target 'disk'"),
         (result(saved(), stats={"data": [1.0]}), "`stats.data` that is not that of the record's rounds"),
         (result(saved(), stats={"mean": float("nan")}), "cannot be a baseline"),
-        (result(saved(), group="other"), "ends neither in `save` nor in `stall`"),
+        (result(saved(), group="other"), "ends in none of `save`, `stall` and `load`"),
+        (result(saved("load-warm"), group="save"), "mode `load-warm` in the group `save`"),
+        (result(saved(), group="load"), "mode `sync` in the group `load`"),
         (result(saved(session="")), "does not name the run"),
         (result(saved(), saved("async", session="other")), "rows of several runs"),
         (result(saved(time="\x1b[2J")), "control characters"),

@@ -297,3 +297,28 @@ def test_slower_rounds_never_turn_red_into_green(now: list[float], factor: float
     before, after = (outcome(judge(saved([f * s for s in now]), FIVE, Rule())) for f in (1.0, factor))
     assert before == after or order[after] >= min(order[before], 1)
     assert not (before == "regressed" and after != "regressed")
+
+
+@pytest.mark.parametrize(
+    ("mode", "metrics"),
+    [
+        ("sync", ["throughput", "efficiency"]),
+        ("async", ["throughput", "stall"]),
+        ("async-pinned", ["throughput", "stall"]),
+        ("load-warm", ["throughput"]),
+        ("load-cold", ["throughput"]),
+    ],
+)
+def test_what_is_judged_depends_on_the_mode(mode: str, metrics: list[str]) -> None:
+    held = record(mode=mode).scenario
+    nights = sessions(*[STEADY] * 3, stalls=[0.1] * 5, scenario=held)
+    now = saved(STEADY, stalls=[0.1] * 5, scenario=held)
+    assert [v.metric for v in judge(now, nights, Rule())] == metrics
+
+
+def test_slower_load_is_regressed_and_its_phase_named() -> None:
+    held = record(mode="load-warm").scenario
+    nights = sessions(*[STEADY] * 3, phase="read", scenario=held)
+    (verdict,) = judge(saved(scaled(1.5), phase="read", scenario=held), nights, Rule())
+    assert verdict.outcome == "regressed"
+    assert "phase read grew most" in str(verdict.attribution)

@@ -158,3 +158,29 @@ def test_spans_of_a_rank_are_disjoint_in_order_and_sum_to_the_round(ranks: list[
         assert {span.phase for span in path} <= set(PHASES)
         assert all((span.waits_for is not None) == (span.phase == "wait") for span in path)
         assert sum(phase_seconds(path).values()) == pytest.approx(end - start)
+
+
+def load_trace(*, plan: float, read: tuple[float, float], restored: tuple[float, float], end: float) -> RankTrace:
+    events = [
+        Event("_stateful_to_state_dict", 1, 0.0, 0.5),
+        Event("local_step", 1, 0.5, plan),
+        Event("read_data", 1, *read),
+        Event("load_state_dict", 1, *restored),
+    ]
+    return RankTrace(called_s=0.0, returned_s=end, completed_s=end, events=events, items=[], syncs=[])
+
+
+def test_phases_of_a_load_are_reading_and_what_surrounds_it() -> None:
+    first, last = timelines(
+        [
+            load_trace(plan=1.0, read=(2.5, 5.0), restored=(7.25, 8.0), end=8.0),
+            load_trace(plan=2.0, read=(2.5, 7.0), restored=(7.25, 8.5), end=9.0),
+        ]
+    )
+    assert phase_seconds(first) == pytest.approx(
+        {"state_dict": 1.25, "plan": 0.5, "collective": 0.75, "wait": 3.0, "read": 2.5, "other": 1.0}
+    )
+    assert phase_seconds(last) == pytest.approx(
+        {"state_dict": 1.75, "plan": 1.5, "collective": 0.75, "read": 4.5, "other": 0.5}
+    )
+    assert slowest_rank([first, last]) == 1

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import msgspec
+
 from pytest_ckpt.records import Environment, Round, SaveRecord, Scenario, TargetRecord
 from pytest_ckpt.report.table import summary_lines
 
@@ -49,3 +51,14 @@ def test_names_get_a_column_where_there_are_any() -> None:
 def test_a_markup_like_name_is_printed_as_it_is() -> None:
     lines = summary_lines([("[red]", record([1.0]))], 80)
     assert lines[1].startswith("[red]")
+
+
+def test_loads_have_a_table_of_their_own_which_says_who_saved() -> None:
+    load, other = record([2.0, 4.0, 3.0], mode="load-cold"), record([1.0], mode="load-warm")
+    scenario = msgspec.structs.replace(load.scenario, options={"saved_ranks": 16})
+    rows = [(None, record([1.0])), (None, msgspec.structs.replace(load, scenario=scenario)), (None, other)]
+    heading, _, loads, one, two = (" ".join(line.split()) for line in summary_lines(rows, 80))
+    assert heading.startswith("target model ranks mode rounds save")
+    assert loads == "target model ranks saved by mode rounds load (min .. max) GB/s first load"
+    assert one == "nvme llama3-8b 8 16 load-cold 3 3.00 s (2.00 s .. 4.00 s) 0.33 9.00 s"
+    assert two.startswith("nvme llama3-8b 8 8 load-warm 1 1.00 s")

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed.checkpoint import state_dict_saver
+import torch.distributed as dist
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlanner
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from pytest_ckpt.save import torch_private
 
@@ -28,7 +31,7 @@ class _Listener(logging.Handler):
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_logger_of_dcp_tells_the_phases_of_a_save(tmp_path: Path) -> None:
+def test_logger_of_dcp_tells_the_phases_of_a_save_and_a_load(tmp_path: Path) -> None:
     listener = _Listener()
     logger = torch_private.dcp_logger()
     logger.addHandler(listener)
@@ -36,7 +39,12 @@ def test_logger_of_dcp_tells_the_phases_of_a_save(tmp_path: Path) -> None:
         state_dict_saver.save({"a": torch.ones(3)}, storage_writer=FileSystemWriter(tmp_path))
     finally:
         logger.removeHandler(listener)
-    for phase in ("save", "local_step", "global_step", "write_data", "finish_checkpoint"):
+    logger.addHandler(listener)
+    try:
+        state_dict_loader.load({"a": torch.ones(3)}, checkpoint_id=tmp_path)
+    finally:
+        logger.removeHandler(listener)
+    for phase in ("save", "local_step", "global_step", "write_data", "finish_checkpoint", "read_data"):
         for event in ("start", "end"):
             assert (phase, event) in listener.events, BROKEN + f"no event {event!r} of {phase!r}"
 
@@ -83,3 +91,15 @@ def test_async_save_is_where_watch_replaces_it() -> None:
     from torch.distributed import checkpoint
 
     assert checkpoint.async_save is state_dict_saver.async_save, BROKEN + "async_save has moved"  # type: ignore[attr-defined]
+
+
+def test_offsets_of_a_shard_are_those_at_which_dcp_stores_it(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        tensor = distribute_tensor(torch.ones(3, 2), mesh, [Shard(0)])
+        assert torch_private.offsets_of_shard(tensor) == (0, 0), BROKEN + "compute_local_shape_and_global_offset"
+        (chunk,) = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
+        assert tuple(chunk.offsets) == (0, 0)
+    finally:
+        dist.destroy_process_group()

@@ -58,14 +58,14 @@ def test_steps_come_in_order_and_every_save_goes_into_a_fresh_folder_that_is_del
     expected: list[object] = ["prepare"]
     for location in made:
         expected += [("save", location), ("remove", location)]
-    assert scene.world.steps == expected
+    assert scene.world.steps == [*expected, "close engine"]
     assert scene.progress.told == [
         "making the state",
         "warm-up save",
         "warm-up save: cleaning",
         *(f"round {n} of 4{what}" for n in range(1, 5) for what in ("", ": cleaning")),
     ]
-    assert scene.progress.polls == 6
+    assert scene.progress.polls == 7
     assert scene.progress.finished == 1
 
 

@@ -1,0 +1,59 @@
+"""What a save cost the training beside it: the record, and how it follows from the steps. Needs no torch."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import msgspec
+
+
+class TrainingBeside(msgspec.Struct, frozen=True, kw_only=True):
+    """Training steps before, during and after an async upload, each as long as on the slowest rank."""
+
+    tokens_per_step: int
+    """Of all ranks."""
+    step_s_before: float
+    """Median."""
+    step_s_during: list[float]
+    """Each step that began before the upload was complete on all ranks, without its wait for staging."""
+    step_s_after: float
+    """Median."""
+    waited_for_staging_s: float
+    """How long steps stood before their optimizer until the state was staged: stall, and no part of `step_s_during`."""
+    lost_s: float
+    """The sum of (1 - rate / rate before) dt over the steps during the upload; not below zero."""
+    slowdown: float
+    """Median step during the upload over the median step before."""
+    tokens_per_s: float
+    """Of all ranks, before the save."""
+    mfu: float | None = None
+    """Share of the devices' dense bfloat16 FLOP/s that training used before; None where their peak is not known."""
+
+
+def training_beside(
+    *,
+    tokens_per_step: int,
+    before_s: float,
+    during_s: list[float],
+    after_s: float,
+    waited_for_staging_s: float,
+    flops_per_token: int = 0,
+    peak_flops: float | None = None,
+) -> TrainingBeside:
+    """Return the record; `peak_flops` is that of all ranks' devices together, where it is known.
+
+    At the rate before, the tokens of a step take `before_s`: (1 - before_s / d) d = d - before_s are lost of a step
+    of d seconds.
+    """
+    tokens_per_s = tokens_per_step / before_s
+    return TrainingBeside(
+        tokens_per_step=tokens_per_step,
+        step_s_before=before_s,
+        step_s_during=during_s,
+        step_s_after=after_s,
+        waited_for_staging_s=waited_for_staging_s,
+        lost_s=max(0.0, sum(step - before_s for step in during_s)),
+        slowdown=median(during_s) / before_s,
+        tokens_per_s=tokens_per_s,
+        mfu=None if peak_flops is None else tokens_per_s * flops_per_token / peak_flops,
+    )
