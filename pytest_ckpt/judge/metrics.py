@@ -64,7 +64,6 @@ METRICS = (
         show=format_rate,
         grows_with_cost=False,
         modes="any",
-        least_change=0.02,
     ),
     Metric(
         name="stall",
