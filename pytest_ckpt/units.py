@@ -38,6 +38,11 @@ def format_seconds(seconds: float) -> str:
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 session`, `2 sessions`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def parse_bytes(text: str) -> int:
     """Return the bytes that `text` names (`64MiB`, `1.5 GB`, `4096`); `ValueError` where it names none."""
     number, unit = _quantity(text)

@@ -19,6 +19,8 @@ class Absence(NamedTuple):
 
     text: str
     suspicious: bool
+    has_nearest: bool = False
+    """Whether there is something that the text compares with."""
 
 
 def explain_absence(store: Store, stored: Stored, record: SaveRecord, is_here: Callable[[str, int], bool]) -> Absence:
@@ -33,7 +35,9 @@ def explain_absence(store: Store, stored: Stored, record: SaveRecord, is_here: C
         closest = min(missing, key=lambda holder: len(_differing(holder, stored.hardware_id, record)))
         facts = _differing(closest, stored.hardware_id, record)
         where = "" if closest.hardware_id == stored.hardware_id else f" under {closest.hardware_id}"
-        return Absence(f"{start}: it is held{where}, which differs: {'; '.join(facts) or 'by its name alone'}", True)
+        return Absence(
+            f"{start}: it is held{where}, which differs: {'; '.join(facts) or 'by its name alone'}", True, True
+        )
     if stored.has_only_examples(record.scenario):
         return Absence(f"{start}: only an example, which judges nobody", False)
     nearest = store.nearest(record.scenario, stored.hardware_id)
@@ -41,7 +45,7 @@ def explain_absence(store: Store, stored: Stored, record: SaveRecord, is_here: C
         return Absence(start, False)
     where = "" if nearest.hardware_id == stored.hardware_id else f" under {nearest.hardware_id}"
     differing = ", ".join(str(difference) for difference in nearest.differs)
-    return Absence(f"{start}: the nearest that is held{where} differs: {differing}", False)
+    return Absence(f"{start}: the nearest that is held{where} differs: {differing}", False, True)
 
 
 def _differing(holder: Holder, hardware_id: str, record: SaveRecord) -> list[str]:

@@ -14,6 +14,13 @@ _MOST_OF_IT = 0.5
 _PART_OF_IT = 0.2
 _BLOCKING_PHASES = ("state_dict", "stage", "copy", "other")
 """What training waits for in an async save; planning and writing come afterwards."""
+_TERM_PHASES = {
+    "storage": ("write", "sync", "other"),
+    "cache": ("write",),
+    "copy": ("copy", "stage"),
+    "serialize": ("serialize",),
+}
+"""Where the seconds of a bound are spent; those of a writer that cannot be watched are `other`."""
 _TERM_NAMES = {
     "storage": "storage",
     "cache": "page cache",
@@ -38,6 +45,8 @@ def attribute(metric: str, now: SaveRecord, stored: Sequence[SaveRecord]) -> str
     phase = _grown_phase(metric, now, stored)
     changed = _changed(now, stored)
     terms = _grown_terms(metric, now, stored)
+    if terms is not None:
+        terms = _capped(terms, now, stored)
     if terms is None or grown_s <= 0:
         return f"not told apart, since there are no probes on both sides; {phase}{changed}"
     share = sum(terms.values()) / grown_s
@@ -64,6 +73,19 @@ def _grown_terms(metric: str, now: SaveRecord, stored: Sequence[SaveRecord]) -> 
         return None
     names = ("copy",) if metric == "stall" else BOUND_TERMS
     return {name: _term(now.bounds, name) - median(_term(bounds, name) for bounds in before) for name in names}
+
+
+def _capped(terms: dict[str, float], now: SaveRecord, stored: Sequence[SaveRecord]) -> dict[str, float]:
+    """Return each bound's growth, as far as the phases that it bounds have grown: probes have noise of their own."""
+    own, before = phase_medians(now), [phase_medians(record) for record in stored]
+    if not any(own.values()) or not all(any(phases.values()) for phases in before):
+        return terms
+
+    def grown(term: str) -> float:
+        names = _TERM_PHASES[term]
+        return sum(own.get(n, 0.0) for n in names) - median(sum(p.get(n, 0.0) for n in names) for p in before)
+
+    return {term: min(added, max(0.0, grown(term))) for term, added in terms.items()}
 
 
 def _term(bounds: Bounds, name: str) -> float:
@@ -95,5 +117,7 @@ def _grown_phase(metric: str, now: SaveRecord, stored: Sequence[SaveRecord]) -> 
 def _changed(now: SaveRecord, stored: Sequence[SaveRecord]) -> str:
     changed = changed_surroundings(now, stored[-1])
     return (
-        f"; changed since the baseline: {', '.join(changed)}" if changed else "; neither software nor hardware changed"
+        f"; changed since the baseline: {', '.join(changed)}"
+        if changed
+        else "; no recorded version or fact of the hardware changed"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -11,6 +12,8 @@ from pytest_ckpt.judge.scenarios import full_key
 from pytest_ckpt.records import FORMAT, Probes, SaveRecord, from_plain
 
 _MEASURED = ("save_s", "stall_s", "throughput_Bps")
+_LARGEST = 1e18
+"""An exabyte, and the age of the universe in seconds."""
 _RATES = [name for name in Probes.__struct_fields__ if name.endswith("_Bps")]
 
 
@@ -87,6 +90,9 @@ def _check(number: int, row: Row) -> None:
     figures += [("efficiency", record.efficiency or None)]
     if record.probes is not None:
         figures += [(name, getattr(record.probes, name)) for name in _RATES]
+    for number_held in _numbers(row.raw["extra_info"]["ckpt"]):
+        if abs(number_held) > _LARGEST:
+            raise UnusableRows(f"holds in row {number} a number that nothing here measures: more than {_LARGEST:.0e}")
     for name, value in figures:
         if value is not None and not (math.isfinite(value) and value > 0):
             raise UnusableRows(f"holds in row {number} a `{name}` of {value}, where only figures above zero can be")
@@ -95,3 +101,15 @@ def _check(number: int, row: Row) -> None:
         raise UnusableRows(f"has no `stats` in row {number}")
     if stats.get("data", row.seconds) != row.seconds:
         raise UnusableRows(f"has in row {number} a `stats.data` that is not that of the record's rounds")
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """Yield every number in plain data; of integers too large for a float, infinity."""
+    if isinstance(value, dict):
+        for inner in value.values():
+            yield from _numbers(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _numbers(inner)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield value if isinstance(value, float) or abs(value) < 2**63 else math.inf

@@ -17,7 +17,7 @@ from pytest_ckpt.errors import SettingError
 from pytest_ckpt.judge.baseline import Session
 from pytest_ckpt.judge.baseline_document import baseline_document
 from pytest_ckpt.judge.baseline_file import Damaged, Entry, Head, parse_entry, read_entry, render
-from pytest_ckpt.judge.host_hash import hash_host
+from pytest_ckpt.judge.host_hash import SALT, hash_host
 from pytest_ckpt.judge.new_file import only_one, write_new
 from pytest_ckpt.judge.result_rows import Row, UnusableRows, rows_of
 from pytest_ckpt.judge.scenarios import Difference, canonical, differences, full_key
@@ -107,7 +107,7 @@ class Store:
         folder = self.folder / hardware_id
         found: list[Entry | Damaged] = []
         try:
-            found = [self._entry(folder / name, hardware_id) for name in _json_names(folder)]
+            found = [_printable(self._entry(folder / name, hardware_id)) for name in _json_names(folder)]
         except FileNotFoundError:
             pass
         except OSError as error:
@@ -136,6 +136,11 @@ class Store:
             key=lambda holder: (len(holder.differs), holder.hardware_id != hardware_id),
             default=None,
         )
+
+    @property
+    def has_salt(self) -> bool:
+        """Whether hashes can be made without making a salt first."""
+        return (self.folder / SALT).exists()
 
     def host_hash(self, host: str) -> str:
         """Return what stands for the host's name in these baselines."""
@@ -283,6 +288,13 @@ def _file_name(folder: Path, head: Head) -> str:
         raise SettingError(f"{folder} has no number left after {_LARGEST_NUMBER}; remove old baselines, git keeps them")
     run = re.sub(r"[^A-Za-z0-9]", "", head.session)[:8] or "run"
     return f"{number:04}_{head.saved[:10].replace('-', '')}_{run}.json"
+
+
+def _printable(one: Entry | Damaged) -> Entry | Damaged:
+    """Return it with a name that steers no terminal: git takes any."""
+    if one.file.isprintable():
+        return one
+    return msgspec.structs.replace(one, file=one.file.encode("unicode_escape", "replace").decode("ascii"))
 
 
 def _json_names(folder: Path) -> list[str]:

@@ -21,6 +21,7 @@ from pytest_ckpt.judge.comparable import comparable_sessions, incomparable
 from pytest_ckpt.judge.metrics import METRICS, Metric
 from pytest_ckpt.judge.shift import Shift, sessions_needed, shift
 from pytest_ckpt.records import SaveRecord, Verdict
+from pytest_ckpt.units import format_seconds
 
 LEAST_ROUNDS = 4
 FALSE_ALARMS = 0.05
@@ -164,8 +165,13 @@ class _Comparison:
         outcome = decide(found, margin)
         if outcome == "ok" and found.high >= self.rule.margin:
             return "undecided"  # within what sessions differ, which is more than is tolerated
-        added = math.exp(median(self.base)) * (math.exp(found.low) - 1)
-        return "ok" if outcome == "regressed" and added < self.metric.least_change else outcome
+        return "ok" if outcome == "regressed" and self._is_nothing(found) else outcome
+
+    def _is_nothing(self, found: Shift) -> bool:
+        """Return whether the change, however sure, is so small in seconds that no one notices."""
+        return self.metric.least_change > 0 and (
+            math.exp(median(self.base)) * math.expm1(min(found.middle, 1.0)) < self.metric.least_change
+        )
 
     def _too_few(self) -> bool:
         sessions = _LEAST_SESSIONS if self.metric.once_a_session else 1
@@ -203,13 +209,15 @@ class _Comparison:
             parts.append("little by little, since this is against the first sessions and not against the last")
         if verdict.attribution:
             parts.append(verdict.attribution)
-        if verdict.outcome == "improved":
+        if verdict.outcome == "improved" and not self.metric.once_a_session:
             stale = verdict.change > _STALE - 1 or verdict.change < 1 / _STALE - 1
             parts.append(
                 ("the baseline is stale by a factor of three or more: " if stale else "the baseline is stale: ")
                 + "--ckpt-baseline=save adds this session"
             )
-        if verdict.outcome in ("ok", "undecided"):
+        if verdict.outcome == "ok" and decide(shift(self.base, self.now, self.rule.error), self._margin()) != "ok":
+            parts.append(f"less than {format_seconds(self.metric.least_change)} more, which no one notices")
+        elif verdict.outcome in ("ok", "undecided"):
             parts.append(self._power(verdict))
         parts.append(self._standing(verdict))
         return "; ".join(part for part in parts if part)

@@ -32,6 +32,7 @@ from pytest_ckpt.plugin.undecided import UndecidedRuns
 from pytest_ckpt.records import Hardware, SaveRecord
 from pytest_ckpt.target.interface import Target
 from pytest_ckpt.target.volume import VolumeIdentity
+from pytest_ckpt.units import count
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,9 @@ class _Place:
     """What the id was made of, in words."""
     stored: Stored
     confirmed: bool
-    """Whether the user named this id as the one to expect."""
+    """Whether the user named this id as the one to expect: another id is then none that is missing."""
+    used: bool
+    """Whether a selected test saves there."""
 
 
 @dataclass
@@ -80,8 +83,11 @@ class Baselines:
             self._hardware, self._notes = look_at_hardware()
         return self._hardware
 
-    def open(self, target: Target, volume: VolumeIdentity) -> None:
-        """Find what is stored for `target`; `SettingError` where it is not what was expected, or cannot be used."""
+    def open(self, target: Target, volume: VolumeIdentity, used: bool = True) -> None:
+        """Find what is stored for `target`; `SettingError` where it is not what was expected, or cannot be used.
+
+        One that no selected test uses still counts among the comparisons: they do not depend on the selection.
+        """
         if target.label in self._places:
             return
         storage = (volume.storage_class, volume.filesystem, volume.medium)
@@ -101,13 +107,13 @@ class Baselines:
             if self.mode in ("require", "grow"):
                 raise SettingError(f"{problem}; restore it, or remove it on purpose (--ckpt-baseline={self.mode})")
             self.lines.append(problem)
-        self._places[target.label] = _Place(target, name, rule, stored, confirmed=expected is not None)
-        if self.mode in ("save", "grow"):
+        self._places[target.label] = _Place(target, name, rule, stored, expected is not None, used)
+        if self.mode == "save" or (self.mode == "grow" and self._grows(stored)):
             self._require_writable(self.store.folder / name)
 
     def check_labels(self) -> None:
         """Raise `SettingError` where an id was given for a target that this session has not."""
-        known = {*self._places, *(spec.label for spec in self.settings.targets), None}
+        known = {*self._places, *([spec.label for spec in self.settings.targets] or ["local"]), None}
         for option, ids in (
             ("--ckpt-hardware", self.settings.hardware),
             ("--ckpt-expect-hardware", self.settings.expected_hardware),
@@ -125,7 +131,7 @@ class Baselines:
         """Return what is stored for each target, and how sure a verdict will be."""
         default = " (default)" if "baseline" in self.settings.reasons else ""
         lines = [f"ckpt: hardware: {note}" for note in self._notes]
-        for place in self._places.values():
+        for place in (place for place in self._places.values() if place.used):
             line = f"ckpt: hardware id of {place.target.label}: {place.hardware_id}"
             if self.mode == "off":
                 lines.append(f"{line}; baselines off: nothing is judged")
@@ -134,8 +140,8 @@ class Baselines:
             runs = {s.session for scenario in scenarios for s in place.stored.sessions(scenario)}
             hosts = {s.host for scenario in scenarios for s in place.stored.sessions(scenario)}
             if runs:
-                has = f"{_count(len(runs), 'session')} of {_count(len(scenarios), 'scenario')}"
-                has += f" on {_count(len(hosts), 'host')}"
+                has = f"{count(len(runs), 'session')} of {count(len(scenarios), 'scenario')}"
+                has += f" on {count(len(hosts), 'host')}"
             elif place.stored.entries:
                 has = "examples alone, which judge nobody"
             else:
@@ -146,7 +152,7 @@ class Baselines:
             lines.append(
                 f"ckpt: verdicts: tolerance {100 * self.settings.tolerance:g} % of throughput"
                 f"{' (default)' if 'tolerance' in self.settings.reasons else ''}; "
-                f"{_count(self.comparisons, 'comparison')} a run, so that each bound holds at {100 * (1 - error):.4g} %"
+                f"{count(self.comparisons, 'comparison')} a run, so that each bound holds at {100 * (1 - error):.4g} %"
             )
         return lines + [f"ckpt: warning: {line}" for line in self.lines]
 
@@ -216,10 +222,13 @@ class Baselines:
         """Add what was to be kept of this run, whose result file `document` is: one file a target."""
         for label, records in self._keep.items():
             place = self._places[label]
+            # Not by scenario: of two tests of one scenario only one may be fit to be kept.
+            times = {record.time for record in records}
+            rows = [row for row in document["benchmarks"] if row["extra_info"]["ckpt"]["time"] in times]
+            if not rows:  # a test that was run again, and was not fit to be kept then
+                continue
             try:
-                path = self.store.add(
-                    document, place.hardware_id, label=label, scenarios=[record.scenario for record in records]
-                )
+                path = self.store.add({**document, "benchmarks": rows}, place.hardware_id, label=label)
             except SettingError as error:
                 self.failed.append(f"no baseline was saved for {label}: {error}")
                 continue
@@ -239,15 +248,14 @@ class Baselines:
         if not has_baseline:
             text = verdicts[0].text
             absence = explain_absence(self.store, place.stored, record, self._is_here(place))
-            suspicious = absence.suspicious and not place.confirmed
             if self.mode == "require":
                 failures.append(f"{text} (--ckpt-baseline=require)")
-            elif suspicious and self.mode == "grow":
+            elif absence.suspicious and self.mode == "grow":
                 failures.append(
                     f"{text}; if this is as it should be, save once with --ckpt-baseline=save, or name it with "
                     f"--ckpt-expect-hardware={place.target.label}={place.hardware_id}"
                 )
-            elif suspicious or verdicts[0].outcome == "not comparable":
+            elif absence.has_nearest or verdicts[0].outcome == "not comparable":
                 self.lines.append(f"{record.target.label} {record.scenario.mode}: {text}")
         forced = self.mode == "save" and self.settings.baseline_force
         if not growing and not forced:
@@ -266,12 +274,14 @@ class Baselines:
         sizes = set(self.settings.ranks)
 
         def is_here(hardware_id: str, world_size: int) -> bool:
-            return hardware_id in here and (hardware_id != place.hardware_id or world_size in sizes)
+            if hardware_id == place.hardware_id:
+                return world_size in sizes
+            return hardware_id in here or place.confirmed
 
         return is_here
 
     def _host(self, record: SaveRecord) -> str | None:
-        if not self.comparisons:  # asking would make the salt of a store that holds nothing
+        if not self.comparisons or not self.store.has_salt:  # asking would make it, and a check writes nothing
             return None
         try:
             return self.store.host_hash(record.host)
@@ -279,6 +289,11 @@ class Baselines:
             if str(error) not in self.lines:
                 self.lines.append(str(error))
             return None
+
+    def _grows(self, stored: Stored) -> bool:
+        """Return whether a run may have to add to it."""
+        scenarios = stored.scenarios()
+        return not scenarios or any(len(stored.sessions(scenario)) < WANTED_SESSIONS for scenario in scenarios)
 
     def _of_label(self, ids: dict[str | None, str], target: Target) -> str | None:
         return ids.get(target.label, ids.get(None))
@@ -301,7 +316,3 @@ def _with_words(record: SaveRecord, outcome: str, words: str) -> SaveRecord:
     if place is not None:
         verdicts[place] = msgspec.structs.replace(verdicts[place], text=f"{verdicts[place].text}; {words}")
     return msgspec.structs.replace(record, verdicts=verdicts)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -144,8 +144,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         run.plan(saving)
     except SettingError as error:
         raise pytest.UsageError(str(error)) from error
-    if comparing.OTHERS in config.stash:
-        comparing.compare_with_others(config)
+    if comparing.FILES in config.stash:
+        comparing.compare_saves(config, [item.nodeid for item in saving])
     for name, plugin in {
         "ckpt-run": run,
         "ckpt-outcome": run.outcome,

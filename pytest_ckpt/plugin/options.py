@@ -55,7 +55,7 @@ OPTIONS = (
     Option("baseline", "check|grow|save|require|off", "what to do with stored baselines; default: check"),
     Option("baseline-dir", "DIR", "where baselines are kept; default: baselines, beside the ini file"),
     Option("baseline-force", "", "save a regressed session as baseline all the same; default: off", switch=True),
-    Option("tolerance", "SHARE", "loss of throughput that is tolerated, as 10% (default) or 0.1"),
+    Option("tolerance", "SHARE", "loss of throughput that is tolerated, as 0.1; default: a tenth"),
     Option("fail-on", "OUTCOME,...", "what fails a test beside a regression: undecided; default: nothing more"),
     Option("hardware", "[LABEL=]ID", "hardware id to use instead of the one found", True),
     Option("expect-hardware", "[LABEL=]ID", "fail at once where the hardware id is another", True),

@@ -303,7 +303,7 @@ def _on_or_off(text: str, source: str) -> bool:
 def parse_tolerance(text: object, source: str) -> float:
     """Return the share that `text` names (`10%`, `0.1`); `SettingError` where it is not between 0 and 1."""
     match = _SHARE.fullmatch(str(text))
-    share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
+    share = round(float(match[1]) / (100 if match[2] else 1), 12) if match else 0.0
     if not 0 < share < 1:
         raise SettingError(
             f"tolerance {str(text)!r} (from {source}) is no share between 0 and 100 %; write it as 10% or 0.1"

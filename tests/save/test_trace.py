@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import time
@@ -86,7 +87,7 @@ def unsynced(path: str) -> StorageWriter:
 def whole_file(path: str) -> StorageWriter:
     """A format that DCP serialises in one piece at the end of a file."""
     try:
-        import safetensors.torch  # type: ignore[import-not-found]  # noqa: F401
+        importlib.import_module("safetensors.torch")
     except ImportError:
         stub = types.ModuleType("safetensors.torch")
         stub.save = _serialized  # type: ignore[attr-defined]
