@@ -81,6 +81,29 @@ class RankRound(msgspec.Struct, frozen=True, kw_only=True):
     """Of a load: bytes that the rank's process had fetched from storage (read_bytes): not those of the page cache."""
 
 
+class TrainingBeside(msgspec.Struct, frozen=True, kw_only=True):
+    """Training steps before, during and after an async upload, each as long as on the slowest rank."""
+
+    tokens_per_step: int
+    """Of all ranks."""
+    step_s_before: float
+    """Median."""
+    step_s_during: list[float]
+    """Each step that began before the upload was complete on all ranks, without its wait for staging."""
+    step_s_after: float
+    """Median."""
+    waited_for_staging_s: float
+    """How long steps stood before their optimizer until the state was staged: stall, and no part of `step_s_during`."""
+    lost_s: float
+    """The sum of (1 - rate / rate before) dt over the steps during the upload; not below zero."""
+    slowdown: float
+    """Median step during the upload over the median step before."""
+    tokens_per_s: float
+    """Of all ranks, before the save."""
+    mfu: float | None = None
+    """Share of the devices' dense bfloat16 FLOP/s that training used before; None where their peak is not known."""
+
+
 class Round(msgspec.Struct, frozen=True, kw_only=True):
     """One save, or one load in whose seconds the state was there on all ranks, over all ranks."""
 
@@ -107,6 +130,12 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     """Most bytes of the page cache that waited for write-back (Dirty and Writeback)."""
     device_written_bytes: int | None = None
     """Bytes that the target's block devices wrote while the round ran, whoever sent them."""
+    train: TrainingBeside | None = None
+    """The training that ran beside an async save; None where none did."""
+    train_slowdown: float | None = None
+    """Median step while the save ran over the median step before it."""
+    effective_cost_s: float | None = None
+    """What the save cost the training: the stall, and what its steps lost while it ran; None: no training ran."""
     device_busy_share: float | None = None
     """Share of the round in which the busiest of them had requests in flight."""
 

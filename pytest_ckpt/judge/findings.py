@@ -25,6 +25,7 @@ _FASTER = 1.5
 _FAR_FROM_PROBE = 3.0
 """A resource that was measured to be this much faster is not what bounds the save."""
 _STALL_SHARE = 0.6
+_SLOWED = 1.1
 _COLD_FACTOR = 1.5
 _UNEVEN_FACTOR = 1.25
 _LEAST_BYTES = 1_000_000
@@ -267,6 +268,29 @@ def not_overlapped(record: SaveRecord) -> Finding | None:
     return _finding("not-overlapped", "warning", text, evidence, advice)
 
 
+def training_slowed(record: SaveRecord) -> Finding | None:
+    """Training goes on beside the save, and is slower for it: the stall alone hides that cost."""
+    slowdowns = [r.train_slowdown for r in record.rounds if r.train_slowdown is not None]
+    lost = [r.train.lost_s for r in record.rounds if r.train is not None]
+    costs = [r.effective_cost_s for r in record.rounds if r.effective_cost_s is not None]
+    if not slowdowns or median(slowdowns) < _SLOWED or median(lost) < _WORTH_S:
+        return None
+    evidence: dict[str, Evidence] = {
+        "slowdown": median(slowdowns),
+        "lost_s": median(lost),
+        "stall_s": record.stall_s,
+        "effective_cost_s": median(costs),
+    }
+    text = (
+        f"training-slowed: while the save runs, training's steps take {median(slowdowns):.2f} times as long: "
+        f"{format_seconds(median(lost))} are lost beside the stall of {format_seconds(record.stall_s)}"
+    )
+    advice = (
+        "save less often; fewer writer threads, and ranks pinned to cores of their own, leave training more of the CPU"
+    )
+    return _finding("training-slowed", "warning", text, evidence, advice)
+
+
 def cold_start(record: SaveRecord) -> Finding | None:
     """The first save took much longer than the rounds."""
     first_s = record.first_save_s
@@ -412,6 +436,7 @@ RULES: Mapping[str, Rule] = {
     "not-durable": not_durable,
     "faster-volume-present": faster_volume_present,
     "not-overlapped": not_overlapped,
+    "training-slowed": training_slowed,
     "global-sync": global_sync,
     "throttled-over-time": throttled_over_time,
     "memory-pressure": memory_pressure,

@@ -1,33 +1,10 @@
-"""What a save cost the training beside it: the record, and how it follows from the steps. Needs no torch."""
+"""What a save cost the training beside it, from its steps. Needs no torch."""
 
 from __future__ import annotations
 
 from statistics import median
 
-import msgspec
-
-
-class TrainingBeside(msgspec.Struct, frozen=True, kw_only=True):
-    """Training steps before, during and after an async upload, each as long as on the slowest rank."""
-
-    tokens_per_step: int
-    """Of all ranks."""
-    step_s_before: float
-    """Median."""
-    step_s_during: list[float]
-    """Each step that began before the upload was complete on all ranks, without its wait for staging."""
-    step_s_after: float
-    """Median."""
-    waited_for_staging_s: float
-    """How long steps stood before their optimizer until the state was staged: stall, and no part of `step_s_during`."""
-    lost_s: float
-    """The sum of (1 - rate / rate before) dt over the steps during the upload; not below zero."""
-    slowdown: float
-    """Median step during the upload over the median step before."""
-    tokens_per_s: float
-    """Of all ranks, before the save."""
-    mfu: float | None = None
-    """Share of the devices' dense bfloat16 FLOP/s that training used before; None where their peak is not known."""
+from pytest_ckpt.records import TrainingBeside
 
 
 def training_beside(

@@ -15,12 +15,13 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from pytest_ckpt.errors import SettingError
-from pytest_ckpt.model.beside import TrainingBeside, training_beside
+from pytest_ckpt.model.beside import training_beside
 from pytest_ckpt.model.budget import TokensPerRank, flops_per_token, peak_flops, why_untrainable
 from pytest_ckpt.model.forward import next_token_loss
 from pytest_ckpt.model.geometry import Geometry
 from pytest_ckpt.model.mixed_adamw import MixedAdamW
 from pytest_ckpt.model.state import AppState, TrainingState
+from pytest_ckpt.records import TrainingBeside
 
 WARM_UP_STEPS = 2
 LEARNING_RATE = 1e-9

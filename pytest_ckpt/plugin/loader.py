@@ -53,6 +53,7 @@ class Loader(Measuring):
                 mode=f"load-{mode}",
                 writer=_loadable(self._writer(None)),
                 engine=self._run.settings.engine,
+                train=None,
                 title=self._title(name),
                 tolerance=tolerance_of(self._request.node, self._run.settings),
                 saved_by=self._saving_world(world, saved_ranks),

@@ -10,6 +10,8 @@ import pytest
 
 from pytest_ckpt.errors import CannotFit, SettingError
 from pytest_ckpt.measure.memory import available_memory_bytes
+from pytest_ckpt.model.budget import parse_tokens, training_bytes, why_untrainable
+from pytest_ckpt.model.geometry import find_geometry
 from pytest_ckpt.plugin import benchmark
 from pytest_ckpt.plugin.settings import ModelSpec, Settings, parse_tolerance
 from pytest_ckpt.save.writers import DEFAULT_WRITER
@@ -38,6 +40,8 @@ class Need:
     device: str
     mode: str | None
     """None where the test says it; of loads `load`."""
+    train: str | None = None
+    """Tokens of a rank in a step of the training beside the saves."""
 
     @classmethod
     def of_item(cls, item: pytest.Item, run: Run, tests: int) -> Need:
@@ -52,6 +56,7 @@ class Need:
             copies=_copies(settings, tests, _loads(item)),
             device=settings.device,
             mode="load" if _loads(item) else params.get("ckpt_mode"),
+            train=None if _loads(item) else settings.train,
         )
 
     @classmethod
@@ -64,6 +69,7 @@ class Need:
             copies=_copies(run.settings, 1, request.saved_by is not None),
             device=request.world.device,
             mode="load" if request.saved_by is not None else request.mode,
+            train=request.train,
         )
 
     def is_part_of(self, planned: Need) -> bool:
@@ -84,10 +90,28 @@ class Need:
         state = self._state_bytes
         if state is None:
             return None
-        held = state if self.device == "cpu" else 0
+        held = state + self._training_bytes() if self.device == "cpu" else 0
         staged = 0 if self.mode in ("sync", "load") else state
         stored = state * self.copies if self.target.medium == "memory" else 0
         return held + staged + stored + self.ranks * _RANK_BYTES
+
+    def _training_bytes(self) -> int:
+        if self.train is None or self.model is None or self.model.function is not None:
+            return 0
+        geometry = find_geometry(self.model.name, "ckpt_model")
+        return training_bytes(geometry, self.model.recipe, parse_tokens(self.train, "--ckpt-train"), self.ranks)
+
+    def _check_training(self) -> None:
+        if self.train is None or self.model is None:
+            return
+        if self.model.function is not None:
+            raise SettingError(
+                f"--ckpt-train={self.train} needs a model whose loss is known, and {self.model.name} is your own; "
+                "choose one of the geometries, or --ckpt-train=off"
+            )
+        reason = why_untrainable(find_geometry(self.model.name, "ckpt_model"), parse_tokens(self.train, "--ckpt-train"))
+        if reason is not None:
+            raise SettingError(f"--ckpt-train={self.train}: {reason}; choose another model, or --ckpt-train=off")
 
     @property
     def _state_bytes(self) -> int | None:
@@ -98,6 +122,7 @@ class Need:
 
         `reusable_bytes` of memory are held by ranks that will let them go.
         """
+        self._check_training()
         if self.target_bytes is not None:
             require_space(self.target_bytes, self.target.free_bytes(), self.target.location)
         need, free = self.memory_bytes, available_memory_bytes() + reusable_bytes

@@ -32,6 +32,8 @@ class SaveRequest:
     mode: str
     writer: WriterSpec
     engine: EngineSpec
+    train: str | None
+    """Tokens of a rank in a step of the training beside the save."""
     title: str
     tolerance: float
     """Share of the throughput that may be lost against the baseline."""
@@ -61,7 +63,7 @@ def scenario_of(request: SaveRequest) -> Scenario:
         engine=request.engine.name,
         mode=request.mode,
         writer=request.writer.name,
-        options=dict(request.writer.options) | _resharded(request),
+        options=dict(request.writer.options) | _resharded(request) | _trained(request),
         model=request.model.name,
         state=request.model.recipe.name if request.model.function is None else "user",
         params=request.model.parameters,
@@ -69,6 +71,11 @@ def scenario_of(request: SaveRequest) -> Scenario:
         mesh=f"shard={request.world.size}",
         device=request.world.device,
     )
+
+
+def _trained(request: SaveRequest) -> dict[str, str]:
+    """A save that training goes on beside is another than one that has the machine for itself."""
+    return {} if request.train is None else {"train": request.train}
 
 
 def make_record(

@@ -172,6 +172,7 @@ class Run:
             options=dict(request.writer.options),
             engine=request.engine.name,
             engine_factory=request.engine.factory,
+            train=request.train,
         )
         rounds = RoundsPlan(
             rounds=settings.rounds,

@@ -131,6 +131,7 @@ class Saver(Measuring):
                 mode=self._mode(mode),
                 writer=self._writer(writer),
                 engine=self._run.settings.engine,
+                train=self._run.settings.train,
                 title=self._title(name),
                 tolerance=tolerance_of(self._request.node, self._run.settings),
             )

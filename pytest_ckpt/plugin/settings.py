@@ -16,6 +16,7 @@ from pytest_ckpt.errors import CannotFit, SettingError, unknown_name
 from pytest_ckpt.measure.devices import cuda_device_count, cuda_memory_bytes
 from pytest_ckpt.measure.hardware_id import check_id
 from pytest_ckpt.measure.memory import available_memory_bytes
+from pytest_ckpt.model.budget import parse_tokens
 from pytest_ckpt.model.geometry import GEOMETRIES, find_geometry
 from pytest_ckpt.model.recipe import Recipe, find_recipe, state_bytes
 from pytest_ckpt.plugin.options import given_values
@@ -34,6 +35,8 @@ _BASELINES = ("check", "grow", "save", "require", "off")
 _FAIL_ON = ("undecided",)
 _AUTO_MODELS = ("llama3-8b", "llama3.2-3b", "llama3.2-1b", "llama3-debug")
 _DEFAULT = "default"
+_TRAIN = {"cpu": "1x64", "cuda": "1x2048"}
+"""What `--ckpt-train on` means: tokens of a rank in a step."""
 _SHARE = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(%?)\s*")
 
 
@@ -92,6 +95,8 @@ class Settings:
     engine: EngineSpec
     writers: tuple[WriterSpec, ...]
     """One for each combination of the writer's options."""
+    train: str | None
+    """Tokens of a rank in a step, as BATCHxSEQUENCE; None: no training runs beside the saves."""
     rounds: int
     max_time_s: float
     session_time_s: float | None
@@ -145,6 +150,7 @@ class _Reader:
             modes=tuple(dict.fromkeys(self._many("mode", _mode))) or self._defaulted("mode", DEFAULT_MODES),
             engine=engine,
             writers=self._writers(engine.name),
+            train=self._one("train", _train_on(device), "off"),
             rounds=self._one("rounds", _positive, "5"),
             max_time_s=self._one("max-time", _seconds, "15m"),
             session_time_s=self._one("session-time", _seconds, "") or None,
@@ -298,6 +304,20 @@ def _on_or_off(text: str, source: str) -> bool:
     if text not in ("on", "off"):
         raise unknown_name("value of a switch", text, ("on", "off"), source)
     return text == "on"
+
+
+def _train_on(device: str) -> Callable[[str, str], str | None]:
+    def parse(text: str, source: str) -> str | None:
+        if text == "off":
+            return None
+        if text == "on":
+            return _TRAIN[device]
+        try:
+            return str(parse_tokens(text, source))
+        except SettingError as error:
+            raise SettingError(f"{error}; or on, or off") from None
+
+    return parse
 
 
 def parse_tolerance(text: object, source: str) -> float:

@@ -32,12 +32,14 @@ def _table(rows: Sequence[tuple[str | None, SaveRecord]], noun: str, width: int)
     engines = len({record.scenario.engine for _, record in rows} | {_DEFAULT_ENGINE}) > 1
     writers = len({record.scenario.writer for _, record in rows} | {_DEFAULT_WRITER}) > 1
     options = any(_options(record) for _, record in rows)
+    trained = any(r.effective_cost_s is not None for _, record in rows for r in record.rounds)
     table = Table(box=None, pad_edge=False, header_style="")
     headings = [*(["name"] if named else []), "target", "model", "ranks", *(["saved by"] if is_load else []), "mode"]
     headings += [*(["engine"] if engines else []), *(["writer"] if writers else []), *(["options"] if options else [])]
     for heading in headings:
         table.add_column(heading, no_wrap=True)
-    for heading in ("rounds", noun, "(min .. max)", *([] if is_load else ["stall"]), "GB/s", f"first {noun}"):
+    costs = ["training", "cost"] if trained else []
+    for heading in ("rounds", noun, "(min .. max)", *([] if is_load else ["stall"]), *costs, "GB/s", f"first {noun}"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, record in rows:
         scenario = record.scenario
@@ -57,12 +59,21 @@ def _table(rows: Sequence[tuple[str | None, SaveRecord]], noun: str, width: int)
             format_seconds(median(seconds)),
             f"({format_seconds(min(seconds))} .. {format_seconds(max(seconds))})",
             *([] if is_load else [format_seconds(record.stall_s)]),
+            *(_cost(record) if trained else []),
             three_digits(record.throughput_Bps / 1e9),
             first,
         )
     buffer = io.StringIO()
-    Console(file=buffer, width=max(width, 120), color_system=None, markup=False, emoji=False).print(table)
+    Console(file=buffer, width=max(width, 200), color_system=None, markup=False, emoji=False).print(table)
     return [line.rstrip() for line in buffer.getvalue().splitlines() if line.strip()]
+
+
+def _cost(record: SaveRecord) -> list[str]:
+    """Return how much longer training's steps took meanwhile, and what the save cost it: stall and lost seconds."""
+    slowdowns = [r.train_slowdown for r in record.rounds if r.train_slowdown is not None]
+    costs = [r.effective_cost_s for r in record.rounds if r.effective_cost_s is not None]
+    slower = f"{100 * (median(slowdowns) - 1):+.0f} %" if slowdowns else "stood still"
+    return [slower, format_seconds(median(costs)) if costs else "-"]
 
 
 def _options(record: SaveRecord) -> str:

@@ -52,8 +52,16 @@ class TimedSave(NamedTuple):
     completed_s: float
 
 
+class Meanwhile(NamedTuple):
+    """What training beside a save knows of it."""
+
+    waited_for_staging_s: float
+    completed_s: float
+    """When the checkpoint was complete, not when a step noticed; CLOCK_MONOTONIC seconds."""
+
+
 def timed_save(
-    engine: Engine, state_dict: dict[str, Any], meanwhile: Callable[[Pending], None] | None = None
+    engine: Engine, state_dict: dict[str, Any], meanwhile: Callable[[Pending], Meanwhile] | None = None
 ) -> TimedSave:
     """Save with `engine`, the same four readings whatever it is.
 
@@ -63,9 +71,11 @@ def timed_save(
     called = time.monotonic()
     pending = engine.start(state_dict)
     returned = unblocked = time.monotonic()
-    if meanwhile is not None:
-        meanwhile(pending)
-    elif pending.staged is not None:
+    if meanwhile is not None and pending.completed is not None:
+        ran = meanwhile(pending)
+        pending.completed.result()
+        return TimedSave(called, returned, returned + ran.waited_for_staging_s, ran.completed_s)
+    if pending.staged is not None:
         pending.staged.result()
         unblocked = time.monotonic()
     if pending.completed is None:

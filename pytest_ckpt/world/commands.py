@@ -15,6 +15,9 @@ from pytest_ckpt.measure.spans import RankTrace
 from pytest_ckpt.world.context import Rank
 from pytest_ckpt.world.functions import FunctionRef, resolve
 
+STEPS_BEFORE, STEPS_AFTER = 3, 2
+"""Of a training beside the save, in each round."""
+
 
 def prepare(
     rank: Rank,
@@ -27,6 +30,7 @@ def prepare(
     options: dict[str, Any] | None = None,
     engine: str = "dcp",
     engine_factory: list[Any] | None = None,
+    train: str | None = None,
 ) -> dict[str, Any]:
     """Make the training state of `model`, unless this rank holds it already, and the engine that will save it.
 
@@ -43,6 +47,13 @@ def prepare(
         with rank.status.phase("make the state"):
             rank.memory["state"] = _make_state(rank, model, state, function)
         rank.memory["state_key"] = key
+    if train is not None and rank.memory.get("train") != train:
+        with rank.status.phase("make the training"):
+            rank.memory["training"] = _make_training(rank, model, train)
+        rank.memory["train"] = train
+    if train is None:
+        rank.memory.pop("training", None)
+        rank.memory.pop("train", None)
     if writer is not None:
         with rank.status.phase("make the engine"):
             rank.memory["engine"] = _make_engine(rank, mode, writer, options or {}, engine, engine_factory)
@@ -64,8 +75,11 @@ def save_round(rank: Rank, *, location: str, trace: bool = True, devices: list[s
     from pytest_ckpt.save.tracing import watch_engine
 
     state, engine = rank.memory["state"], rank.memory["engine"]
+    beside = _Beside(rank) if "training" in rank.memory else None
     with rank.status.phase("change the state"):
         state.advance()
+    if beside is not None:
+        beside.before()
     with rank.status.phase("make the writer"):
         engine.prepare(location)
     rank.memory["location"] = location  # where a failure looks for what was written
@@ -76,11 +90,12 @@ def save_round(rank: Rank, *, location: str, trace: bool = True, devices: list[s
     with rank.status.phase("barrier"):
         dist.barrier(group=rank.control_group)
     with watched.running() if watched else nullcontext():
-        timed = timed_save(engine, state.state_dict)
+        timed = timed_save(engine, state.state_dict, beside.meanwhile if beside else None)
     disk, (cpu_s, write_bytes), peak_rss_bytes = disks.since(), usage.stop(), peak.stop()
     watch.require_saves_finished()
     del rank.memory["location"]
     reply = {
+        "train": beside.after() if beside else None,
         **timed._asdict(),
         "peak_rss_bytes": peak_rss_bytes,
         "cpu_s": cpu_s,
@@ -164,6 +179,51 @@ def release(rank: Rank) -> None:
         import torch
 
         torch.cuda.empty_cache()
+
+
+class _Beside:
+    """Training around and beside one save: steps before it, while it runs, and after it."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._steps = rank.memory["training"]
+        self._before_s = 0.0
+        self._beside: Any = None
+
+    def before(self) -> None:
+        with self._rank.status.phase("train before the save"):
+            warm_up = 0 if self._rank.memory.get("trained") else 2
+            self._before_s = self._steps.run_before(STEPS_BEFORE, warm_up=warm_up)
+            self._rank.memory["trained"] = True
+
+    def meanwhile(self, pending: Any) -> Any:
+        from pytest_ckpt.save.engine import Meanwhile
+
+        with self._rank.status.phase("train beside the save"):
+            self._beside = self._steps.run_while(pending)
+        if self._beside.other_failed:
+            pending.completed.result()
+            raise RuntimeError("the save of another rank failed")
+        return Meanwhile(self._beside.waited_for_staging_s, self._beside.completed_s)
+
+    def after(self) -> dict[str, Any] | None:
+        """Return what was lost; None of a save that training stood still for."""
+        if self._beside is None:
+            return None
+        with self._rank.status.phase("train after the save"):
+            after_s = self._steps.run_after(STEPS_AFTER)
+        plain: dict[str, Any] = msgspec.to_builtins(self._steps.summary(self._before_s, self._beside, after_s))
+        return plain
+
+
+def _make_training(rank: Rank, model: str, train: str) -> Any:
+    from pytest_ckpt.model.budget import parse_tokens
+    from pytest_ckpt.model.geometry import find_geometry
+    from pytest_ckpt.model.training import TrainingSteps
+
+    geometry = find_geometry(model, "scenario")
+    tokens = parse_tokens(train, "--ckpt-train")
+    return TrainingSteps(rank.memory["state"], geometry, tokens, rank.device, rank.control_group)
 
 
 def _with_trace(reply: dict[str, Any], noted: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pytest_ckpt.errors import CkptError, NothingSaved, TooSlow
 from pytest_ckpt.measure.resources import PageCacheWatch
 from pytest_ckpt.measure.spans import RankTrace, Span
 from pytest_ckpt.measure.traced import RankUsage, with_phases, with_usage
-from pytest_ckpt.records import Round, summarize_round
+from pytest_ckpt.records import Round, TrainingBeside, summarize_round
 from pytest_ckpt.target.interface import WorkFolder
 from pytest_ckpt.units import format_seconds
 from pytest_ckpt.world import commands
@@ -56,6 +56,8 @@ class Saving(msgspec.Struct, frozen=True, kw_only=True):
     engine: str = "dcp"
     engine_factory: FunctionRef | None = None
     """A user's own engine instead of a known one."""
+    train: str | None = None
+    """Tokens of a rank in a step (`1x64`) of the training that goes on beside the saves; None: none does."""
 
 
 class RoundsPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,6 +158,7 @@ class ScenarioRun:
             options=self.saving.options,
             engine=self.saving.engine,
             engine_factory=_listed(self.saving.engine_factory),
+            train=self.saving.train,
         )
         self.logical_bytes = max(reply["logical_bytes"] for reply in replies)
 
@@ -251,6 +254,8 @@ class ScenarioRun:
             blocks_until_complete=self.saving.mode == "sync",
         )
         one = with_usage(one, [msgspec.convert(reply, RankUsage) for reply in replies], self.cache)
+        if self.saving.train is not None:
+            one = with_training(one, replies[0].get("train"))
         spans: list[list[Span]] = []
         if self.plan.trace:
             one, spans = with_phases(one, [msgspec.convert(reply["trace"], RankTrace) for reply in replies])
@@ -264,6 +269,17 @@ class ScenarioRun:
     def _poll(self) -> None:
         self.cache.look()
         self.progress.poll()
+
+
+def with_training(one: Round, train: dict[str, Any] | None) -> Round:
+    """Return the round with what it cost the training; `train` is None of a save that training stood still for."""
+    beside = None if train is None else msgspec.convert(train, TrainingBeside)
+    return msgspec.structs.replace(
+        one,
+        train=beside,
+        train_slowdown=None if beside is None else beside.slowdown,
+        effective_cost_s=one.stall_s + (0.0 if beside is None else beside.lost_s),
+    )
 
 
 def affordable_rounds(wanted: int, round_s: float, max_time_s: float, save_s: float, noun: str = "save") -> int:

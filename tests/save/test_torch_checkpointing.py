@@ -20,7 +20,7 @@ from pytest_ckpt.errors import SettingError
 from pytest_ckpt.model import values
 from pytest_ckpt.model.recipe import RECIPES
 from pytest_ckpt.model.state import TrainingState, make_state
-from pytest_ckpt.save.engine import Engine, Pending, timed_save
+from pytest_ckpt.save.engine import Engine, Meanwhile, Pending, timed_save
 from pytest_ckpt.save.engines import EngineSetup, make_engine
 from pytest_ckpt.save.writers import file_system_writer
 from pytest_ckpt.target.interface import WorkFolder
@@ -58,10 +58,15 @@ def save_and_load(rank: Rank, mode: str, folder: str) -> list[Any]:
         state = make_state(geometry, RECIPES["fp32-adamw"], rank.mesh, rank.device)
         before = bits(state)
 
-        def change(pending: Pending, state: TrainingState = state) -> None:
+        def change(pending: Pending, state: TrainingState = state) -> Meanwhile:
+            called = time.monotonic()
             if pending.staged is not None:
                 pending.staged.result()
+            waited_s = time.monotonic() - called
             state.advance()
+            assert pending.completed is not None
+            pending.completed.result()
+            return Meanwhile(waited_s, time.monotonic())
 
         made.prepare(location)
         timed = timed_save(made, state.state_dict, change)

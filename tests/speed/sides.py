@@ -20,10 +20,11 @@ from typing import Any, NamedTuple, Protocol
 
 import psutil
 
-from pytest_ckpt.plugin.settings import default_writer
+from pytest_ckpt.save.writers import file_system_writer
 from pytest_ckpt.target.path import open_target
 from pytest_ckpt.target.spec import TargetSpec
 from pytest_ckpt.world import commands
+from pytest_ckpt.world.functions import reference
 from pytest_ckpt.world.spawned import SpawnedWorld
 
 from .bare_save import ANSWER
@@ -61,6 +62,12 @@ class Side(Protocol):
         ...
 
 
+def default_writer() -> list[Any]:
+    """Return the reference of FileSystemWriter's factory, as commands take it."""
+    ref = reference(file_system_writer, "writer")
+    return [ref.module, ref.name, ref.file]
+
+
 class Plugin:
     """SpawnedWorld and its commands, as `pytest_ckpt.world.rounds` uses them, in a work folder of the plugin."""
 
@@ -69,15 +76,19 @@ class Plugin:
     def __init__(self, options: argparse.Namespace, root: Path) -> None:
         self._folder = open_target(TargetSpec("speed", str(root), source="tests/speed")).open()
         self._world = SpawnedWorld(options.ranks, "cpu", options.timeout)
-        self._writer = default_writer()
+        self._given = {"model": options.model, "state": options.state, "function": None}
+        self._mode = ""
         try:
-            self._world.run(commands.prepare, model=options.model, state=options.state, function=None)
+            self._world.run(commands.prepare, **self._given)
         except BaseException:
             self.close()
             raise
         self.pids = list(self._world.pids)
 
     def save(self, mode: str) -> Timed:
+        if mode != self._mode:
+            self._world.run(commands.prepare, **self._given, mode=mode, writer=default_writer())
+            self._mode = mode
         location = self._folder.new_round(mode)
         last_look = time.monotonic()
 
@@ -91,8 +102,6 @@ class Plugin:
         replies = self._world.run(
             commands.save_round,
             while_waiting=look,
-            mode=mode,
-            writer=[self._writer.module, self._writer.name, self._writer.file],
             location=location,
         )
         self._folder.remove(location)

@@ -8,7 +8,6 @@ import sys
 from statistics import median
 from typing import NamedTuple
 
-from pytest_ckpt.plugin.settings import default_writer
 from pytest_ckpt.target.interface import WorkFolder
 from pytest_ckpt.target.path import open_target
 from pytest_ckpt.target.spec import TargetSpec
@@ -17,7 +16,7 @@ from pytest_ckpt.world.functions import reference
 from pytest_ckpt.world.spawned import SpawnedWorld
 
 from .pairs import against_limit, few_pairs, ratio
-from .sides import MODES, fresh_root
+from .sides import MODES, default_writer, fresh_root
 from .tracing_states import LARGE, LARGE_BYTES, SMALL, SMALL_BYTES, collect_garbage, large_tensors, small_tensors
 
 LIMIT = 1.02
@@ -60,31 +59,31 @@ def main() -> int:
 
 def measure(world: SpawnedWorld, folder: WorkFolder, state: str, pairs: int) -> dict[str, list[Pair]]:
     """Return for each mode the pairs of saves; whether the traced one goes first alternates."""
-    ref = reference(STATES[state], "state")
-    world.run(commands.prepare, model="own", state="user", function=[ref.module, ref.name, ref.file])
     for _ in range(WARM_UP):
         for mode in MODES:
-            save(world, folder, mode, trace=True)
-            save(world, folder, mode, trace=False)
+            save(world, folder, state, mode, trace=True)
+            save(world, folder, state, mode, trace=False)
     saves: dict[str, list[Pair]] = {mode: [] for mode in MODES}
     for number in range(pairs):
         for mode in MODES:
-            timed = {trace: save(world, folder, mode, trace=trace) for trace in (number % 2 == 0, number % 2 != 0)}
+            timed = {
+                trace: save(world, folder, state, mode, trace=trace) for trace in (number % 2 == 0, number % 2 != 0)
+            }
             saves[mode].append(Pair(timed[True][0], timed[False][0], timed[True][1]))
         print(f"\r{state}: pair {number + 1} of {pairs}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     return saves
 
 
-def save(world: SpawnedWorld, folder: WorkFolder, mode: str, *, trace: bool) -> tuple[float, float]:
+def save(world: SpawnedWorld, folder: WorkFolder, state: str, mode: str, *, trace: bool) -> tuple[float, float]:
     """Save once, delete it again, and return the seconds of the save and of the tracing in it."""
     world.run(collect_garbage)
-    writer = default_writer()
+    ref = reference(STATES[state], "state")
+    own = [ref.module, ref.name, ref.file]
+    world.run(commands.prepare, model="own", state="user", function=own, mode=mode, writer=default_writer())
     location = folder.new_round(mode)
     replies = world.run(
         commands.save_round,
-        mode=mode,
-        writer=[writer.module, writer.name, writer.file],
         location=location,
         trace=trace,
     )
