@@ -44,6 +44,7 @@ OPTIONS = (
         "FileSystemWriter (default), HuggingFaceStorageWriter, or a function from a path to a StorageWriter",
     ),
     Option("writer-opt", "NAME=V1,V2", "option of the writer; several values make a matrix; default: none", True),
+    Option("preset", "NAME", "the modes and the state of a known trainer: torchtitan; default: none"),
     Option("train", "BATCHxSEQ|on|off", "train beside the saves, so many tokens a rank and step; default: off"),
     Option("rounds", "N", "saves per scenario after one warm-up; default: 5"),
     Option("max-time", "TIME", "time for one scenario, warm-up included, as 90s, 15m, 2h; default: 15m"),

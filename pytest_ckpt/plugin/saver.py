@@ -16,7 +16,7 @@ from pytest_ckpt.plugin.item_verdicts import note_verdicts
 from pytest_ckpt.plugin.plan import tolerance_of
 from pytest_ckpt.plugin.record import SaveRequest
 from pytest_ckpt.plugin.run import Run
-from pytest_ckpt.plugin.settings import ModelSpec, WriterSpec, model_spec, writer_spec
+from pytest_ckpt.plugin.settings import EngineSpec, ModelSpec, WriterSpec, engine_spec, model_spec, writer_spec
 from pytest_ckpt.records import SaveRecord
 from pytest_ckpt.save.modes import MODES, why_unavailable
 from pytest_ckpt.world.functions import reference
@@ -110,12 +110,14 @@ class Saver(Measuring):
         mode: str | None = None,
         writer: Callable[[str], Any] | str | WriterSpec | None = None,
         model: Callable[..., dict[str, Any]] | str | ModelSpec | None = None,
+        engine: Callable[..., Any] | str | EngineSpec | None = None,
         name: str | None = None,
     ) -> SaveRecord:
         """Save the model again and again and return the record; its `save_s` and `stall_s` are medians, in seconds.
 
-        `mode` is `sync` or `async`; `writer` a function at module level from a path to a StorageWriter; `model` one
-        from the device mesh and device to a state dict. What is left out comes from the fixtures. A failed save ends
+        `mode` is one of `--ckpt-mode`; `writer` a function at module level from a path to a StorageWriter; `model` one
+        from the device mesh and device to a state dict; `engine` the name of one, or a function at module level from
+        an `EngineSetup` to an `Engine`. What is left out comes from the fixtures. A failed save ends
         the test with the rank, its phase and cause; what cannot be used ends it with exit status 4. Where the save
         regressed against its baseline, the test fails once it has ended: this returns all the same.
         """
@@ -130,13 +132,23 @@ class Saver(Measuring):
                 world=self._made("ckpt_world", "run"),
                 mode=self._mode(mode),
                 writer=self._writer(writer),
-                engine=self._run.settings.engine,
+                engine=self._engine(engine),
                 train=self._run.settings.train,
                 title=self._title(name),
                 tolerance=tolerance_of(self._request.node, self._run.settings),
             )
 
         return self._measured(name, make_request)
+
+    def _engine(self, engine: Callable[..., Any] | str | EngineSpec | None) -> EngineSpec:
+        if engine is None:
+            return self._run.settings.engine
+        if isinstance(engine, EngineSpec):
+            return engine
+        if isinstance(engine, str):
+            return engine_spec(engine, self.fixture_name)
+        ref = reference(engine, "engine")
+        return EngineSpec(str(ref), ref)
 
     def _mode(self, mode: str | None) -> str:
         if mode is None:

@@ -23,7 +23,7 @@ from pytest_ckpt.plugin.options import given_values
 from pytest_ckpt.records import options_text
 from pytest_ckpt.save.engines import DEFAULT_ENGINE, ENGINES, require_engine
 from pytest_ckpt.save.modes import DEFAULT_MODES, MODES
-from pytest_ckpt.save.options import Chosen, parse_matrix
+from pytest_ckpt.save.options import HUGGING_FACE, Chosen, parse_matrix
 from pytest_ckpt.save.writers import DEFAULT_WRITER, WRITERS
 from pytest_ckpt.target.spec import TargetSpec, parse_targets
 from pytest_ckpt.units import parse_bytes, parse_seconds
@@ -72,6 +72,18 @@ class WriterSpec:
     def label(self) -> str:
         """What differs, as part of a test's id; empty: nothing does."""
         return options_text(dict(self.options))
+
+
+@dataclass(frozen=True)
+class Preset:
+    """What a known trainer does, for what the user left open."""
+
+    modes: tuple[str, ...]
+    state: str
+
+
+_PRESETS = {"torchtitan": Preset(modes=("sync", "async", "async-pinned"), state="fp32-adamw")}
+"""torchtitan's async_mode: disabled, async, async_with_pinned_mem; each save by a FileSystemWriter as DCP makes it."""
 
 
 @dataclass(frozen=True)
@@ -140,16 +152,18 @@ class _Reader:
 
     def read(self) -> Settings:
         device = self._device()
-        engine = self._one("engine", _engine, DEFAULT_ENGINE)
-        recipe = self._one("state", find_recipe, "fp32-adamw")
+        engine = self._one("engine", engine_spec, DEFAULT_ENGINE)
+        preset = self._one("preset", _preset, "")
+        recipe = self._one("state", find_recipe, preset.state if preset else "fp32-adamw")
         return Settings(
             targets=tuple(map(self._from_ini_folder, parse_targets(given_values(self._config, "target")))),
             models=self._models(recipe, device),
             ranks=self._ranks(device),
             device=device,
-            modes=tuple(dict.fromkeys(self._many("mode", _mode))) or self._defaulted("mode", DEFAULT_MODES),
+            modes=tuple(dict.fromkeys(self._many("mode", _mode)))
+            or self._defaulted("mode", preset.modes if preset else DEFAULT_MODES),
             engine=engine,
-            writers=self._writers(engine.name),
+            writers=self._writers(engine.name, recipe),
             train=self._one("train", _train_on(device), "off"),
             rounds=self._one("rounds", _positive, "5"),
             max_time_s=self._one("max-time", _seconds, "15m"),
@@ -208,9 +222,15 @@ class _Reader:
         self._reasons[name] = _DEFAULT
         return value
 
-    def _writers(self, engine: str) -> tuple[WriterSpec, ...]:
+    def _writers(self, engine: str, recipe: Recipe) -> tuple[WriterSpec, ...]:
         plain = self._one("writer", _writer, DEFAULT_WRITER)
         choices = parse_matrix(given_values(self._config, "writer-opt"), plain.name, engine)
+        require_tensors_alone(plain.name, recipe)
+        needs_safetensors = plain.name == HUGGING_FACE or any("safetensors" in dict(c).values() for c in choices)
+        if needs_safetensors and importlib.util.find_spec("safetensors") is None:
+            raise SettingError(
+                f"writer {plain.name} writes safetensors, which is not installed; pip install safetensors"
+            )
         return tuple(replace(plain, options=options) for options in choices)
 
     def _device(self) -> str:
@@ -306,6 +326,25 @@ def _on_or_off(text: str, source: str) -> bool:
     return text == "on"
 
 
+def require_tensors_alone(writer: str, recipe: Recipe) -> None:
+    """Raise `SettingError` where `writer` takes tensors alone, and the state has an optimizer's other values too."""
+    if writer == HUGGING_FACE and recipe.optimizer_tensors:
+        raise SettingError(
+            f"writer {writer} takes tensors alone, and {recipe.name} has an optimizer's settings too; "
+            "write --ckpt-state=weights-bf16"
+        )
+
+
+def engine_spec(text: str, source: str) -> EngineSpec:
+    """Return the engine that `text` names; `SettingError` where there is none, or it is not installed."""
+    if ":" in text:
+        return EngineSpec(text, parse_reference(text, source))
+    if text not in ENGINES:
+        raise unknown_name("engine", text, ENGINES, f"{source}, which takes package.module:factory too")
+    require_engine(text)
+    return EngineSpec(text)
+
+
 def _train_on(device: str) -> Callable[[str, str], str | None]:
     def parse(text: str, source: str) -> str | None:
         if text == "off":
@@ -350,6 +389,12 @@ def _labelled_id(text: str, source: str) -> tuple[str | None, str]:
     return (label if equals else None), check_id(name, source)
 
 
+def _preset(text: str, source: str) -> Preset | None:
+    if text and text not in _PRESETS:
+        raise unknown_name("preset", text, _PRESETS, source)
+    return _PRESETS.get(text)
+
+
 def _keep(text: str, source: str) -> str:
     if text not in _KEEPS:
         raise unknown_name("value of --ckpt-keep", text, _KEEPS, source)
@@ -358,15 +403,6 @@ def _keep(text: str, source: str) -> str:
 
 def _writer(text: str, source: str) -> WriterSpec:
     return writer_spec(text, source)
-
-
-def _engine(text: str, source: str) -> EngineSpec:
-    if ":" in text:
-        return EngineSpec(text, parse_reference(text, source))
-    if text not in ENGINES:
-        raise unknown_name("engine", text, ENGINES, f"{source}, which takes package.module:factory too")
-    require_engine(text)
-    return EngineSpec(text)
 
 
 def _positive(text: str, source: str) -> int:
