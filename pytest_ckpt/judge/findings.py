@@ -273,7 +273,7 @@ def training_slowed(record: SaveRecord) -> Finding | None:
     slowdowns = [r.train_slowdown for r in record.rounds if r.train_slowdown is not None]
     lost = [r.train.lost_s for r in record.rounds if r.train is not None]
     costs = [r.effective_cost_s for r in record.rounds if r.effective_cost_s is not None]
-    if not slowdowns or median(slowdowns) < _SLOWED or median(lost) < _WORTH_S:
+    if not (slowdowns and lost and costs) or median(slowdowns) < _SLOWED or median(lost) < _WORTH_S:
         return None
     evidence: dict[str, Evidence] = {
         "slowdown": median(slowdowns),

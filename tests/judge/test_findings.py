@@ -20,6 +20,7 @@ from pytest_ckpt.records import (
     Round,
     SaveRecord,
     TargetRecord,
+    TrainingBeside,
     Volume,
 )
 from pytest_ckpt.report.explain import explain_lines
@@ -54,6 +55,21 @@ def straggling(phase: str = "serialize", *, item_bytes: tuple[int, ...] = (), **
     return record(rounds=[one_round({phase: 0.2, "wait-1": 0.8}, {phase: 1.0}, item_bytes=item_bytes)] * 5, **fields)
 
 
+def beside(slowdown: float, lost_s: float) -> dict[str, Any]:
+    """Return what a round holds of training that was slowed."""
+    train = TrainingBeside(
+        tokens_per_step=128,
+        step_s_before=0.1,
+        step_s_during=[0.1 * slowdown] * 3,
+        step_s_after=0.1,
+        waited_for_staging_s=0.0,
+        lost_s=lost_s,
+        slowdown=slowdown,
+        tokens_per_s=1280.0,
+    )
+    return {"train": train, "train_slowdown": slowdown, "effective_cost_s": 0.1 + lost_s}
+
+
 APPEARS: dict[str, Callable[[], SaveRecord]] = {
     "storage-bound": lambda: record(SLOW_DISK),
     "latency-bound": far_files,
@@ -66,6 +82,7 @@ APPEARS: dict[str, Callable[[], SaveRecord]] = {
     "not-durable": lambda: record(rounds=rounds(*[2.0] * 5, synced_files=0, device_written_bytes=BYTES)),
     "faster-volume-present": lambda: record(others=[volume("/mnt/nvme", 7e9)]),
     "not-overlapped": lambda: record(rounds=rounds(*[1.0] * 5, stall_s=0.7), mode="async"),
+    "training-slowed": lambda: record(rounds=rounds(*[1.0] * 5, stall_s=0.1, **beside(1.4, 0.3)), mode="async"),
     "global-sync": lambda: record(rounds=rounds(*[1.0] * 5, global_syncs=2)),
     "throttled-over-time": lambda: record(rounds=rounds(1.0, 1.1, 1.2, 1.3, 1.4)),
     "memory-pressure": lambda: record(rounds=rounds(*[1.0] * 5, least_available_bytes=10**9)),
@@ -130,6 +147,11 @@ ABSENT: dict[str, list[Callable[[], SaveRecord]]] = {
     "not-overlapped": [
         lambda: record(rounds=rounds(*[1.0] * 5, stall_s=0.5), mode="async"),
         lambda: record(rounds=rounds(*[0.09] * 5), mode="async"),
+        record,
+    ],
+    "training-slowed": [
+        lambda: record(rounds=rounds(*[1.0] * 5, stall_s=0.1, **beside(1.05, 0.3)), mode="async"),
+        lambda: record(rounds=rounds(*[1.0] * 5, stall_s=0.1, **beside(1.4, 0.05)), mode="async"),
         record,
     ],
     "global-sync": [record],
