@@ -95,6 +95,8 @@ class Project:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                # Else a job in a shell's background, which ignores Ctrl-C, would hand that down.
+                preexec_fn=_heed_ctrl_c,
             )
             try:
                 if when is not None:
@@ -122,6 +124,10 @@ class Project:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(_HEREDITARY)}
         own = {"TMPDIR": str(self.temporary), "COLUMNS": "150", "PYTHONDONTWRITEBYTECODE": "1", "PROJECT_TOKEN": token}
         return {**inherited, **own, **self.environment}
+
+
+def _heed_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
