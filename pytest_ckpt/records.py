@@ -130,6 +130,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     """Most bytes of the page cache that waited for write-back (Dirty and Writeback)."""
     device_written_bytes: int | None = None
     """Bytes that the target's block devices wrote while the round ran, whoever sent them."""
+    earlier_wait_s: float | None = None
+    """Of the stall, the wait for an earlier save that was under way; None: none was."""
     train: TrainingBeside | None = None
     """The training that ran beside an async save; None where none did."""
     train_slowdown: float | None = None

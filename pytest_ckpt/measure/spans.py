@@ -21,6 +21,7 @@ PHASES = (
     "sync",
     "metadata",
     "stage",
+    "earlier",
     "read",
     "other",
 )
@@ -32,6 +33,7 @@ _EVENT_PHASES = {
     "global_step": "plan",
     "finish_checkpoint": "metadata",
     "stage_state_dict": "stage",
+    "earlier_save": "earlier",
     "maybe_synchronize_staging": "stage",
     "read_data": "read",
     "load_state_dict": "state_dict",

@@ -54,6 +54,7 @@ class Loader(Measuring):
                 writer=_loadable(self._writer(None)),
                 engine=self._run.settings.engine,
                 train=None,
+                overlap=False,
                 title=self._title(name),
                 tolerance=tolerance_of(self._request.node, self._run.settings),
                 saved_by=self._saving_world(world, saved_ranks),

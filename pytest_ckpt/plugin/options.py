@@ -46,6 +46,7 @@ OPTIONS = (
     Option("writer-opt", "NAME=V1,V2", "option of the writer; several values make a matrix; default: none", True),
     Option("preset", "NAME", "the modes and the state of a known trainer: torchtitan; default: none"),
     Option("train", "BATCHxSEQ|on|off", "train beside the saves, so many tokens a rank and step; default: off"),
+    Option("overlap", "", "begin each async save while an earlier one is under way; default: off", switch=True),
     Option("rounds", "N", "saves per scenario after one warm-up; default: 5"),
     Option("max-time", "TIME", "time for one scenario, warm-up included, as 90s, 15m, 2h; default: 15m"),
     Option("session-time", "TIME", "time for all scenarios together; default: none"),

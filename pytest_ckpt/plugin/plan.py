@@ -252,5 +252,6 @@ def _loads(item: pytest.Item) -> bool:
 
 
 def _copies(settings: Settings, tests: int, loads: bool) -> int:
+    at_once = 2 if settings.overlap and not loads else 1
     saves = 1 if loads else settings.rounds + 1
-    return saves * tests if settings.keep == "all" else 1
+    return at_once * (saves * tests if settings.keep == "all" else 1)

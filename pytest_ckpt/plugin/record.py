@@ -7,6 +7,7 @@ import socket
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
+from typing import Any
 
 import msgspec
 import psutil
@@ -32,6 +33,8 @@ class SaveRequest:
     mode: str
     writer: WriterSpec
     engine: EngineSpec
+    overlap: bool
+    """Whether an earlier save is under way when this one is called."""
     train: str | None
     """Tokens of a rank in a step of the training beside the save."""
     title: str
@@ -63,7 +66,7 @@ def scenario_of(request: SaveRequest) -> Scenario:
         engine=request.engine.name,
         mode=request.mode,
         writer=request.writer.name,
-        options=dict(request.writer.options) | _resharded(request) | _trained(request),
+        options=dict(request.writer.options) | _resharded(request) | _beside(request),
         model=request.model.name,
         state=request.model.recipe.name if request.model.function is None else "user",
         params=request.model.parameters,
@@ -73,9 +76,10 @@ def scenario_of(request: SaveRequest) -> Scenario:
     )
 
 
-def _trained(request: SaveRequest) -> dict[str, str]:
-    """A save that training goes on beside is another than one that has the machine for itself."""
-    return {} if request.train is None else {"train": request.train}
+def _beside(request: SaveRequest) -> dict[str, Any]:
+    """A save beside training, or beside another save, is another than one that has the machine for itself."""
+    train: dict[str, Any] = {} if request.train is None else {"train": request.train}
+    return train | ({"overlap": True} if request.overlap else {})
 
 
 def make_record(

@@ -173,6 +173,7 @@ class Run:
             engine=request.engine.name,
             engine_factory=request.engine.factory,
             train=request.train,
+            overlap=request.overlap,
         )
         rounds = RoundsPlan(
             rounds=settings.rounds,

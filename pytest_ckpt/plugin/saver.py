@@ -134,6 +134,7 @@ class Saver(Measuring):
                 writer=self._writer(writer),
                 engine=self._engine(engine),
                 train=self._run.settings.train,
+                overlap=self._run.settings.overlap and self._mode(mode) != "sync",
                 title=self._title(name),
                 tolerance=tolerance_of(self._request.node, self._run.settings),
             )

@@ -109,6 +109,8 @@ class Settings:
     """One for each combination of the writer's options."""
     train: str | None
     """Tokens of a rank in a step, as BATCHxSEQUENCE; None: no training runs beside the saves."""
+    overlap: bool
+    """Whether an earlier save is under way when an async one is called."""
     rounds: int
     max_time_s: float
     session_time_s: float | None
@@ -165,6 +167,7 @@ class _Reader:
             engine=engine,
             writers=self._writers(engine.name, recipe),
             train=self._one("train", _train_on(device), "off"),
+            overlap=self._one("overlap", _on_or_off, "off"),
             rounds=self._one("rounds", _positive, "5"),
             max_time_s=self._one("max-time", _seconds, "15m"),
             session_time_s=self._one("session-time", _seconds, "") or None,

@@ -50,6 +50,8 @@ class TimedSave(NamedTuple):
     unblocked_s: float
     """When training could change its state again."""
     completed_s: float
+    waited_s: float = 0.0
+    """Of it, from the call on: the wait for an earlier save that was not complete yet."""
 
 
 class Meanwhile(NamedTuple):
@@ -61,24 +63,33 @@ class Meanwhile(NamedTuple):
 
 
 def timed_save(
-    engine: Engine, state_dict: dict[str, Any], meanwhile: Callable[[Pending], Meanwhile] | None = None
+    engine: Engine,
+    state_dict: dict[str, Any],
+    meanwhile: Callable[[Pending], Meanwhile] | None = None,
+    earlier: Pending | None = None,
 ) -> TimedSave:
     """Save with `engine`, the same four readings whatever it is.
 
+    `earlier` is a save that has not been awaited: DCP must not run two at once, so this one begins when it has ended,
+    and training waits for that, as torchtitan's does before each async save.
     `meanwhile` runs between the return and the waiting, as training does; without it training waits for the staging
     at once, as a step would that has come to its optimizer.
     """
     called = time.monotonic()
+    waited_s = 0.0
+    if earlier is not None and earlier.completed is not None:
+        earlier.completed.result()
+        waited_s = time.monotonic() - called
     pending = engine.start(state_dict)
     returned = unblocked = time.monotonic()
     if meanwhile is not None and pending.completed is not None:
         ran = meanwhile(pending)
         pending.completed.result()
-        return TimedSave(called, returned, returned + ran.waited_for_staging_s, ran.completed_s)
+        return TimedSave(called, returned, returned + ran.waited_for_staging_s, ran.completed_s, waited_s)
     if pending.staged is not None:
         pending.staged.result()
         unblocked = time.monotonic()
     if pending.completed is None:
-        return TimedSave(called, returned, unblocked, unblocked)
+        return TimedSave(called, returned, unblocked, unblocked, waited_s)
     pending.completed.result()
-    return TimedSave(called, returned, unblocked, time.monotonic())
+    return TimedSave(called, returned, unblocked, time.monotonic(), waited_s)

@@ -49,6 +49,17 @@ class WatchedSave:
     def result(self, timed: TimedSave) -> Noted:
         """Return what was noted."""
         own = self._trace.result(timed.called_s, timed.returned_s, timed.completed_s)
+        if timed.waited_s > 0:  # what the earlier save did meanwhile is not this one's
+            begun_s = timed.called_s + timed.waited_s
+            own = msgspec.structs.replace(
+                own,
+                events=[
+                    Event("earlier_save", 0, timed.called_s, begun_s),
+                    *(event for event in own.events if event.end_s > begun_s),
+                ],
+                items=[item for item in own.items if item.end_s > begun_s],
+                syncs=[sync for sync in own.syncs if sync.end_s > begun_s],
+            )
         if timed.unblocked_s > timed.returned_s:  # a stager's own thread is not DCP's to tell of
             staging = Event("stage_state_dict", 0, timed.returned_s, timed.unblocked_s)
             own = msgspec.structs.replace(own, events=[*own.events, staging])

@@ -60,10 +60,18 @@ def prepare(
     return {"logical_bytes": rank.memory["state"].logical_bytes}
 
 
-def save_round(rank: Rank, *, location: str, trace: bool = True, devices: list[str] | None = None) -> dict[str, Any]:
+def save_round(
+    rank: Rank,
+    *,
+    location: str,
+    trace: bool = True,
+    devices: list[str] | None = None,
+    earlier: str | None = None,
+) -> dict[str, Any]:
     """Save the state once into the fresh `location` and return this rank's clock readings, trace and resources.
 
-    `devices` are the numbers of the block devices below the target, whose counters rank 0 reads.
+    `devices` are the numbers of the block devices below the target, whose counters rank 0 reads. With `earlier`,
+    another fresh location, a save into that is under way when this one is called.
 
     Only the save itself lies between the readings: changing the state, making the writer and waiting for the other
     ranks come before.
@@ -80,6 +88,7 @@ def save_round(rank: Rank, *, location: str, trace: bool = True, devices: list[s
         state.advance()
     if beside is not None:
         beside.before()
+    under_way = None if earlier is None else _begin(rank, earlier)
     with rank.status.phase("make the writer"):
         engine.prepare(location)
     rank.memory["location"] = location  # where a failure looks for what was written
@@ -90,7 +99,7 @@ def save_round(rank: Rank, *, location: str, trace: bool = True, devices: list[s
     with rank.status.phase("barrier"):
         dist.barrier(group=rank.control_group)
     with watched.running() if watched else nullcontext():
-        timed = timed_save(engine, state.state_dict, beside.meanwhile if beside else None)
+        timed = timed_save(engine, state.state_dict, beside.meanwhile if beside else None, under_way)
     disk, (cpu_s, write_bytes), peak_rss_bytes = disks.since(), usage.stop(), peak.stop()
     watch.require_saves_finished()
     del rank.memory["location"]
@@ -179,6 +188,18 @@ def release(rank: Rank) -> None:
         import torch
 
         torch.cuda.empty_cache()
+
+
+def _begin(rank: Rank, location: str) -> Any:
+    """Begin a save into `location`, change the state as soon as that is allowed, and return the save."""
+    state, engine = rank.memory["state"], rank.memory["engine"]
+    with rank.status.phase("begin an earlier save"):
+        engine.prepare(location)
+        pending = engine.start(state.state_dict)
+        if pending.staged is not None:
+            pending.staged.result()
+        state.advance()
+    return pending
 
 
 class _Beside:

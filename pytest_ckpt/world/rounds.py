@@ -58,6 +58,8 @@ class Saving(msgspec.Struct, frozen=True, kw_only=True):
     """A user's own engine instead of a known one."""
     train: str | None = None
     """Tokens of a rank in a step (`1x64`) of the training that goes on beside the saves; None: none does."""
+    overlap: bool = False
+    """Whether another save is under way when one is called."""
 
 
 class RoundsPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,6 +213,7 @@ class ScenarioRun:
     def once(self, what: str) -> Round:
         """Save once, in a step called `what`, into a fresh folder that is deleted afterwards."""
         location = self.folder.new_round(f"{self.saving.model}-{self.saving.mode}")
+        earlier = self.folder.new_round(f"{self.saving.model}-earlier") if self.saving.overlap else None
         self.progress.step(what, location, self.logical_bytes)
         self.cache = PageCacheWatch()
         self.cache.look()
@@ -220,17 +223,20 @@ class ScenarioRun:
                 location=location,
                 trace=self.plan.trace,
                 devices=self.plan.devices,
+                earlier=earlier,
             )
         except BaseException:
             if not (self.plan.keep_failed or self.plan.keep_all):
-                with contextlib.suppress(OSError):  # why the save failed is what people must read
-                    self.folder.remove(location)
+                for left in filter(None, (location, earlier)):
+                    with contextlib.suppress(OSError):  # why the save failed is what people must read
+                        self.folder.remove(left)
             raise
         self.progress.step(f"{what}: cleaning", None, 0)
         self.stored_bytes = replies[0]["stored_bytes"]
         self.folder_bytes = self.bytes_left(location)
         if not self.plan.keep_all:
-            self.folder.remove(location)
+            for left in filter(None, (location, earlier)):
+                self.folder.remove(left)
         return self.summarize(replies)
 
     def bytes_left(self, location: str) -> int:
@@ -254,6 +260,8 @@ class ScenarioRun:
             blocks_until_complete=self.saving.mode == "sync",
         )
         one = with_usage(one, [msgspec.convert(reply, RankUsage) for reply in replies], self.cache)
+        if self.saving.overlap:
+            one = msgspec.structs.replace(one, earlier_wait_s=max(reply["waited_s"] for reply in replies))
         if self.saving.train is not None:
             one = with_training(one, replies[0].get("train"))
         spans: list[list[Span]] = []

@@ -216,6 +216,20 @@ def test_training_beside_the_save_shows_what_a_save_costs(project: Project) -> N
         assert taken["stall_s"] <= taken["save_s"]
 
 
+def test_save_that_begins_while_another_is_under_way_waits_and_that_is_stall(project: Project) -> None:
+    done = project.pytest(
+        *SUITE, NO_PROBE, "--ckpt-rounds=4", "--ckpt-overlap", "--ckpt-mode=async", "--ckpt-mode=async-process"
+    ).require(0)
+    done.lines.fnmatch_lines(["*overlap=on*"])
+    for row in project.last()["benchmarks"]:
+        record = row["extra_info"]["ckpt"]
+        assert record["scenario"]["options"] == {"overlap": True}
+        for taken in record["rounds"]:
+            assert 0 < taken["earlier_wait_s"] < taken["stall_s"] <= taken["save_s"]
+            assert taken["phases"]["earlier"] > 0
+            assert sum(taken["phases"].values()) == pytest.approx(taken["save_s"])
+
+
 def test_safetensors_of_weights_alone_are_written_by_every_rank(project: Project) -> None:
     pytest.importorskip("safetensors")
     done = project.pytest(
