@@ -56,7 +56,7 @@ def prepare(
         rank.memory.pop("train", None)
     if writer is not None:
         with rank.status.phase("make the engine"):
-            rank.memory["engine"] = _make_engine(rank, mode, writer, options or {}, engine, engine_factory)
+            rank.memory["engine"] = make_engine_of(rank, mode, writer, options or {}, engine, engine_factory)
     return {"logical_bytes": rank.memory["state"].logical_bytes}
 
 
@@ -259,9 +259,10 @@ def _with_trace(reply: dict[str, Any], noted: Any) -> dict[str, Any]:
     return {**reply, "streams_seen": noted.streams_seen, "trace": msgspec.to_builtins(trace)}
 
 
-def _make_engine(
+def make_engine_of(
     rank: Rank, mode: str, writer: list[Any], options: dict[str, Any], engine: str, engine_factory: list[Any] | None
 ) -> Any:
+    """Return the engine of a scenario on this rank; `writer` and `engine_factory` are references."""
     from pytest_ckpt.save.engines import EngineSetup, make_engine
     from pytest_ckpt.save.options import owned_by
     from pytest_ckpt.save.writers import check_options, make_writer

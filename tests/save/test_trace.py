@@ -224,8 +224,15 @@ def save(world: SpawnedWorld, location: Path, writer: Any, model: Any = tensors,
         ref = reference(function, "function")
         return [ref.module, ref.name, ref.file]
 
-    world.run(commands.prepare, model="own", state="user", function=plain(model))
-    replies = world.run(commands.save_round, mode=mode, writer=plain(writer), location=str(location))
+    given: dict[str, Any] = {
+        "model": "own",
+        "state": "user",
+        "function": plain(model),
+        "mode": mode,
+        "writer": plain(writer),
+    }
+    world.run(commands.prepare, **given)
+    replies = world.run(commands.save_round, location=str(location))
     return Saved(replies, location, mode)
 
 

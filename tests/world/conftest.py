@@ -17,6 +17,8 @@ from pytest_ckpt.world.functions import reference
 from pytest_ckpt.world.interface import RankFailure
 from pytest_ckpt.world.spawned import SpawnedWorld
 
+from . import ranks
+
 
 @pytest.fixture(autouse=True)
 def _deadline() -> Iterator[None]:
@@ -88,4 +90,4 @@ def ready(world: SpawnedWorld, model: Callable[..., Any]) -> list[Any]:
 
 
 def save(world: SpawnedWorld, writer: Callable[..., Any], location: Path, mode: str = "sync", **options: Any) -> Any:
-    return world.run(commands.save_round, mode=mode, writer=named(writer), location=str(location), **options)
+    return world.run(ranks.save_round, mode=mode, writer=named(writer), location=str(location), **options)

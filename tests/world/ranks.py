@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.device_mesh import DeviceMesh
 from torch.futures import Future
 
+from pytest_ckpt.world import commands
 from pytest_ckpt.world.context import Rank
 
 CULPRIT = 1
@@ -37,6 +38,14 @@ MiB = 2**20
 
 
 # Functions
+
+
+def save_round(rank: Rank, *, mode: str, writer: list[Any], location: str, **options: Any) -> dict[str, Any]:
+    """`commands.save_round` with an engine for this one save: planned saves differ in mode and writer here."""
+    commands.close_engine(rank)
+    with rank.status.phase("make the engine"):
+        rank.memory["engine"] = commands.make_engine_of(rank, mode, writer, {}, "dcp", None)
+    return commands.save_round(rank, location=location, **options)
 
 
 def pid(rank: Rank) -> int:
