@@ -88,7 +88,7 @@ def test_the_header_says_what_was_chosen_and_why(run: tuple[Project, Result]) ->
     result.lines.fnmatch_lines(
         [
             "ckpt: torch 2.*, cpu (no CUDA device found), gloo, ranks 2 (default on cpu)",
-            "ckpt: 3 rounds after one warm-up save, at most 15 min a scenario; engine dcp (default), writer File*every*",
+            "ckpt: 3 rounds after one warm-up save, at most 15 min a scenario; engine dcp*, writer File*every*",
             f"ckpt: target disk = {project.target} (* on /*; * free)",
             "ckpt: model llama3-tiny, fp32-adamw (default): 11.0 MB a checkpoint; needs at most*: fits",
         ]
