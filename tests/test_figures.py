@@ -81,6 +81,7 @@ def test_seconds_are_those_of_a_stopwatch_inside_the_ranks(
     assert benchmarks[0]["stats"]["data"] == [r["save_s"] for r in record["rounds"]]
 
 
+@pytest.mark.long
 def test_other_files_of_a_target_stay_as_they_are_over_ten_runs_of_which_three_are_killed(
     pytester: pytest.Pytester,
 ) -> None:

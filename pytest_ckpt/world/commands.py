@@ -47,6 +47,8 @@ def prepare(
         with rank.status.phase("make the state"):
             rank.memory["state"] = _make_state(rank, model, state, function)
         rank.memory["state_key"] = key
+    if mode == "sync":  # training stands still: there are no steps to take
+        train = None
     if train is not None and rank.memory.get("train") != train:
         with rank.status.phase("make the training"):
             rank.memory["training"] = _make_training(rank, model, train)

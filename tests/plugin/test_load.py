@@ -119,6 +119,7 @@ def test_loads_do_not_run_where_nobody_asks_for_them(project: Project) -> None:
     named.lines.fnmatch_lines(["*::test_load*"])
 
 
+@pytest.mark.long
 def test_load_is_judged_against_its_own_baseline(project: Project) -> None:
     project.write("test_it.py", SAVING_TEST + ONE.replace("{}", ""))
     given = ("--ckpt-mode=sync", "--ckpt-rounds=4", "--ckpt-tolerance=90%")

@@ -108,6 +108,7 @@ def test_volume_that_was_not_mounted_is_said_where_baselines_are_only_checked(we
     night.lines.fnmatch_lines(["ckpt: disk sync: no baseline of this scenario on *: it is held under *loop there*"])
 
 
+@pytest.mark.long
 def test_regressed_night_is_not_saved_unless_it_is_forced(week: Week) -> None:
     refused = week.nights.night("--ckpt-baseline=save", slow_storage=True)
     assert refused.status == 1, refused.out

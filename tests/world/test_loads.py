@@ -93,8 +93,15 @@ def test_loads_are_measured_and_nothing_is_left(world: SpawnedWorld, folder: Wor
     assert list(Path(folder.location).glob("*-load*")) == []
 
 
-@pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
-@pytest.mark.parametrize("model", [None, loading.of_all_kinds], ids=["llama3-tiny", "own"])
+@pytest.mark.parametrize(
+    ("model", "cold"),
+    [
+        pytest.param(None, True, id="llama3-tiny-cold"),
+        pytest.param(None, False, id="llama3-tiny-warm", marks=pytest.mark.long),
+        pytest.param(loading.of_all_kinds, True, id="own-cold", marks=pytest.mark.long),
+        pytest.param(loading.of_all_kinds, False, id="own-warm", marks=pytest.mark.long),
+    ],
+)
 def test_checkpoint_of_four_ranks_is_loaded_by_two(
     world: SpawnedWorld, four: SpawnedWorld, folder: WorkFolder, model: Any, cold: bool
 ) -> None:
