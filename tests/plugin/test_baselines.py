@@ -210,6 +210,7 @@ def test_growing_takes_no_second_look(grown: Grown) -> None:
 BY_RANKS = "def test_it(ckpt_save, ckpt_world):\n    ckpt_save(mode='sync')\n"
 
 
+@pytest.mark.long
 def test_another_world_alone_does_not_grow_and_one_beside_the_known_does(project: Project) -> None:
     write_own(project)
     project.write("test_it.py", BY_RANKS)
@@ -612,6 +613,7 @@ def test_nothing_is_written_where_nothing_is_saved_or_only_collected(project: Pr
         assert files(project.path / "baselines") == before
 
 
+@pytest.mark.long
 def test_off_judges_nothing_and_a_run_without_baselines_makes_no_folder(project: Project) -> None:
     write_own(project, "fast")
     project.write("test_it.py", "import own\n\ndef test_it(ckpt_save):\n    ckpt_save(mode='sync', writer=own.fast)\n")

@@ -15,7 +15,9 @@ from .soak import ALLOWED_GROWTH, KINDS, children, growth, soak
 SAVES = 15
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode", [mode if mode == "async-process" else pytest.param(mode, marks=pytest.mark.long) for mode in MODES]
+)
 def test_saves_in_a_row_leave_nothing_and_load_back_bit_for_bit(mode: str, tmp_path: Path) -> None:
     if why := why_unavailable(mode, "cpu"):
         pytest.skip(why)
