@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
 
 import msgspec
@@ -21,7 +22,7 @@ from pytest_ckpt.judge.comparable import comparable_sessions, incomparable
 from pytest_ckpt.judge.metrics import METRICS, Metric
 from pytest_ckpt.judge.shift import Shift, sessions_needed, shift
 from pytest_ckpt.records import SaveRecord, Verdict
-from pytest_ckpt.units import format_seconds
+from pytest_ckpt.units import count, format_seconds
 
 LEAST_ROUNDS = 4
 FALSE_ALARMS = 0.05
@@ -100,11 +101,16 @@ def wants_second_look(record: SaveRecord, verdicts: Sequence[Verdict]) -> bool:
 
 
 def is_undecided(verdicts: Sequence[Verdict]) -> bool:
-    """Return whether throughput or stall could not be told.
+    """Return whether throughput or stall could not be told."""
+    return bool(undecided(verdicts))
+
+
+def undecided(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Return the verdicts on throughput and stall that could not tell.
 
     Efficiency does not count: it has one probe a session, and where it alone is not sure nothing is slower.
     """
-    return any(v.outcome == "undecided" and v.metric != "efficiency" for v in verdicts)
+    return [v for v in verdicts if v.outcome == "undecided" and v.metric != "efficiency"]
 
 
 def _pools(sessions: list[Session]) -> list[list[Session]]:
@@ -131,9 +137,8 @@ class _Comparison:
         """Return the verdict; None where a side does not know the metric."""
         if not self.now or not all(self.by_session):
             return None
-        found = shift(self.base, self.now, self.rule.error)
-        margin = self._margin()
-        outcome = self._outcome(found, margin)
+        found = self.found
+        outcome = self._outcome()
         now, baseline = self._value(self.now), self._value(self.base)
         interval = sorted([self.metric.change(found.low), self.metric.change(found.high)])
         attribution = None
@@ -147,7 +152,7 @@ class _Comparison:
             change=self.metric.change(found.middle),
             # Of throughput -100 % is no bound, of a stall infinity is none.
             interval=[bound if math.isfinite(found.low) else None for bound in interval],
-            detectable=self._detectable(found, margin),
+            detectable=self._detectable(),
             attribution=attribution,
             source=", ".join(session.source for session in self.pool),
             tolerance=self.rule.tolerance,
@@ -159,26 +164,32 @@ class _Comparison:
         )
         return msgspec.structs.replace(verdict, text=self._sentence(verdict))
 
-    def _outcome(self, found: Shift, margin: float) -> str:
+    @cached_property
+    def found(self) -> Shift:
+        """By how much the logarithm of the cost has grown."""
+        return shift(self.base, self.now, self.rule.error)
+
+    def _outcome(self) -> str:
         if self._too_few():
             return "undecided"
-        outcome = decide(found, margin)
-        if outcome == "ok" and found.high >= self.rule.margin:
+        outcome = decide(self.found, self.margin)
+        if outcome == "ok" and self.found.high >= self.rule.margin:
             return "undecided"  # within what sessions differ, which is more than is tolerated
-        return "ok" if outcome == "regressed" and self._is_nothing(found) else outcome
+        return "ok" if outcome == "regressed" and self._is_nothing() else outcome
 
-    def _is_nothing(self, found: Shift) -> bool:
+    def _is_nothing(self) -> bool:
         """Return whether the change, however sure, is so small in seconds that no one notices."""
         return self.metric.least_change > 0 and (
-            math.exp(median(self.base)) * math.expm1(min(found.middle, 1.0)) < self.metric.least_change
+            math.exp(median(self.base)) * math.expm1(min(self.found.middle, 1.0)) < self.metric.least_change
         )
 
     def _too_few(self) -> bool:
         sessions = _LEAST_SESSIONS if self.metric.once_a_session else 1
         return len(self.now) < LEAST_ROUNDS or len(self.pool) < sessions
 
-    def _margin(self) -> float:
-        """Return the shift that is tolerated: of what is measured once a session, no less than sessions differ.
+    @cached_property
+    def margin(self) -> float:
+        """The shift that is tolerated: of what is measured once a session, no less than sessions differ.
 
         Rounds of one session share its probe, so that they agree with each other and not with another session's.
         """
@@ -188,10 +199,10 @@ class _Comparison:
         spread = max(middles) - min(middles)
         return max(self.rule.margin, max(middles) - median(self.base) + max(spread, self.rule.margin))
 
-    def _detectable(self, found: Shift, margin: float) -> float | None:
-        if not math.isfinite(found.low) or self._too_few():
+    def _detectable(self) -> float | None:
+        if not math.isfinite(self.found.low) or self._too_few():
             return None
-        return self.metric.change(margin + found.middle - found.low)
+        return self.metric.change(self.margin + self.found.middle - self.found.low)
 
     def _value(self, costs: list[float]) -> float:
         return self.metric.value(self.record, math.exp(median(costs)))
@@ -215,7 +226,7 @@ class _Comparison:
                 ("the baseline is stale by a factor of three or more: " if stale else "the baseline is stale: ")
                 + "--ckpt-baseline=save adds this session"
             )
-        if verdict.outcome == "ok" and decide(shift(self.base, self.now, self.rule.error), self._margin()) != "ok":
+        if verdict.outcome == "ok" and decide(self.found, self.margin) != "ok":
             parts.append(f"less than {format_seconds(self.metric.least_change)} more, which no one notices")
         elif verdict.outcome in ("ok", "undecided"):
             parts.append(self._power(verdict))
@@ -233,7 +244,7 @@ class _Comparison:
             return f"{len(self.now)} rounds, and fewer than {LEAST_ROUNDS} are not judged"
         if self._too_few():
             return f"one probe a session, so that {_LEAST_SESSIONS} sessions are needed"
-        if self._margin() > self.rule.margin:
+        if self.margin > self.rule.margin:
             return f"the probes of its sessions differ, and {_percent(verdict.detectable or 0)} could have been shown"
         if verdict.detectable is not None:
             return f"{_percent(verdict.detectable)} could have been shown"
@@ -246,15 +257,14 @@ class _Comparison:
 
     def _standing(self, verdict: Verdict) -> str:
         """Return on what the baseline stands."""
-        count = len(self.pool)
-        words = [f"{count} session{'s' if count > 1 else ''}"]
-        if count == 1:
+        words = [count(len(self.pool), "session")]
+        if len(self.pool) == 1:
             words.append("how sessions differ is not known")
         hosts = {session.host for session in self.pool}
         if self.rule.host is not None and self.rule.host not in hosts:
-            words.append(f"measured on {len(hosts)} other host{'s' if len(hosts) > 1 else ''}")
+            words.append(f"measured on {count(len(hosts), 'other host')}")
         elif len(hosts) > 1:
-            words.append(f"on {len(hosts)} hosts")
+            words.append(f"on {count(len(hosts), 'host')}")
         is_fleet = len(hosts) > 1 or (self.rule.host is not None and self.rule.host not in hosts)
         if is_fleet and len(hosts) < _WANTED_HOSTS:
             words.append(f"fewer than {_WANTED_HOSTS}, so how hosts differ is not known")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,13 @@ from pytest_ckpt.judge.verdict import (
     comparisons_of,
     is_undecided,
     judge,
+    undecided,
     wants_second_look,
 )
 from pytest_ckpt.measure.hardware import look_at_hardware
 from pytest_ckpt.measure.hardware_id import hardware_id, id_rule
 from pytest_ckpt.plugin import benchmark
-from pytest_ckpt.plugin.settings import Settings
+from pytest_ckpt.plugin.settings import Settings, of_label
 from pytest_ckpt.plugin.undecided import UndecidedRuns
 from pytest_ckpt.records import Hardware, SaveRecord
 from pytest_ckpt.target.interface import Target
@@ -91,10 +93,10 @@ class Baselines:
         if target.label in self._places:
             return
         storage = (volume.storage_class, volume.filesystem, volume.medium)
-        given = self._of_label(self.settings.hardware, target)
+        given = of_label(self.settings.hardware, target.label)
         name = given or hardware_id(self.hardware, *storage)
         rule = "--ckpt-hardware" if given else "; ".join(facts for _, facts in id_rule(self.hardware, *storage))
-        expected = self._of_label(self.settings.expected_hardware, target)
+        expected = of_label(self.settings.expected_hardware, target.label)
         if expected is not None and expected != name:
             raise SettingError(
                 f"target {target.label} ({target.location}) has hardware id {name}, and --ckpt-expect-hardware names "
@@ -260,15 +262,11 @@ class Baselines:
         forced = self.mode == "save" and self.settings.baseline_force
         if not growing and not forced:
             failures += [verdict.text for verdict in verdicts if verdict.outcome == "regressed"]
-            if "undecided" in self.settings.fail_on and is_undecided(verdicts):
-                failures += [
-                    f"{v.text} (--ckpt-fail-on=undecided)"
-                    for v in verdicts
-                    if v.outcome == "undecided" and v.metric != "efficiency"
-                ]
+            if "undecided" in self.settings.fail_on:
+                failures += [f"{verdict.text} (--ckpt-fail-on=undecided)" for verdict in undecided(verdicts)]
         return failures
 
-    def _is_here(self, place: _Place) -> Any:
+    def _is_here(self, place: _Place) -> Callable[[str, int], bool]:
         """Return the test of whether a stored scenario can be explained by what this session has beside it."""
         here = {other.hardware_id for other in self._places.values()}
         sizes = set(self.settings.ranks)
@@ -294,9 +292,6 @@ class Baselines:
         """Return whether a run may have to add to it."""
         scenarios = stored.scenarios()
         return not scenarios or any(len(stored.sessions(scenario)) < WANTED_SESSIONS for scenario in scenarios)
-
-    def _of_label(self, ids: dict[str | None, str], target: Target) -> str | None:
-        return ids.get(target.label, ids.get(None))
 
     def _require_writable(self, folder: Path) -> None:
         there = folder

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from pytest_ckpt.judge.baseline_file import HEAD
 from pytest_ckpt.judge.store import Store
 from pytest_ckpt.measure.hardware import find_hardware
 from pytest_ckpt.measure.hardware_id import hardware_id
-from pytest_ckpt.plugin.settings import Settings
+from pytest_ckpt.plugin.settings import Settings, default_root, of_label
 from pytest_ckpt.target.identity import identify
 
 FILES: pytest.StashKey[list[list[str]]] = pytest.StashKey()
@@ -28,13 +26,12 @@ def stored_files(settings: Settings) -> list[list[str]]:
     What is wrong with a target or a baseline is said later, when it is used.
     """
     store = Store(settings.baseline_folder)
-    default = os.environ.get("PYTEST_DEBUG_TEMPROOT") or tempfile.gettempdir()
-    places = {target.label: target.location for target in settings.targets} or {"local": default}
+    places = {target.label: target.location for target in settings.targets} or {"local": default_root()}
     found = []
     for label, location in places.items():
         try:
             volume = identify(location)
-            name = settings.hardware.get(label, settings.hardware.get(None)) or hardware_id(
+            name = of_label(settings.hardware, label) or hardware_id(
                 find_hardware(), volume.storage_class, volume.filesystem, volume.medium
             )
             entries = store.read(name).entries

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 
 import msgspec
 
 from pytest_ckpt.measure.hardware import driver_version, look_at_hardware
 from pytest_ckpt.measure.hardware_id import hardware_id, id_rule
+from pytest_ckpt.plugin.settings import default_root
 from pytest_ckpt.target.identity import identify
 from pytest_ckpt.target.path import open_target
 from pytest_ckpt.target.spec import TargetSpec, parse_target
@@ -72,7 +71,7 @@ def hardware_lines(target: str | None, as_json: bool) -> list[str]:
 
 
 def _default_target() -> TargetSpec:
-    root = os.environ.get("PYTEST_DEBUG_TEMPROOT") or tempfile.gettempdir()
+    root = default_root()
     return TargetSpec("local", root, root, "the default")
 
 

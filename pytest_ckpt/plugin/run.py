@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -22,7 +20,7 @@ from pytest_ckpt.plugin.baselines import Baselines
 from pytest_ckpt.plugin.interrupts import end_ignoring, ending_signals_interrupt
 from pytest_ckpt.plugin.outcome import Outcome
 from pytest_ckpt.plugin.record import Origin, SaveRequest, make_record, scenario_of
-from pytest_ckpt.plugin.settings import Settings, require_importable
+from pytest_ckpt.plugin.settings import Settings, default_root, require_importable
 from pytest_ckpt.plugin.survey import SURVEY_BYTES, Survey, prediction_lines
 from pytest_ckpt.plugin.terminal import TerminalProgress
 from pytest_ckpt.records import SaveRecord
@@ -267,10 +265,8 @@ class Run:
             raise SettingError(
                 "there is no default target without pytest's temporary folders (-p no:tmpdir); give --ckpt-target=DIR"
             )
-        if _only_looks(self.config):  # asking for the base folder would make it
-            root = os.environ.get("PYTEST_DEBUG_TEMPROOT") or tempfile.gettempdir()
-        else:
-            root = str(factory.getbasetemp())
+        # Asking for the base folder would make it.
+        root = default_root() if _only_looks(self.config) else str(factory.getbasetemp())
         return TargetSpec("local", root, root, "the default")
 
 

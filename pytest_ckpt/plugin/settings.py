@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -287,6 +288,16 @@ def model_spec(text: str, source: str, recipe: Recipe) -> ModelSpec:
     if ":" in text:
         return ModelSpec(text.replace(":", "."), recipe, parse_reference(text, source))
     return ModelSpec(find_geometry(text, source).name, recipe)
+
+
+def of_label(ids: dict[str | None, str], label: str) -> str | None:
+    """Return the hardware id that was given for the target `label`, or for every target; None where none was."""
+    return ids.get(label, ids.get(None))
+
+
+def default_root() -> str:
+    """Return the folder below which pytest makes its temporary ones, where the default target lies; made by no one."""
+    return os.environ.get("PYTEST_DEBUG_TEMPROOT") or tempfile.gettempdir()
 
 
 def require_importable(ref: FunctionRef, source: str) -> None:

@@ -53,6 +53,7 @@ def prepare(
         with rank.status.phase("make the training"):
             rank.memory["training"] = _make_training(rank, model, train)
         rank.memory["train"] = train
+        rank.memory.pop("trained", None)  # its own first steps are the ones to warm up with
     if train is None:
         rank.memory.pop("training", None)
         rank.memory.pop("train", None)
