@@ -17,6 +17,10 @@ METHOD = 1
 """Raised only when what is measured changes, so that figures of different methods are never compared."""
 
 
+PLAN = "plan"
+"""The mode of what is planned and not saved."""
+
+
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """One way of saving one model on one world: what identifies a figure, wherever it was measured."""
 
@@ -39,9 +43,31 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return self.mode.startswith("load-")
 
     @property
+    def is_plan(self) -> bool:
+        """Whether it is the planning of a save alone, by ranks on paper: mode `plan`."""
+        return self.mode == PLAN
+
+    @property
+    def is_save(self) -> bool:
+        """Whether bytes are written: neither a load nor planning alone."""
+        return self.kind == "save"
+
+    @property
+    def kind(self) -> str:
+        """What is measured: `save`, `load` or `plan`."""
+        return "load" if self.is_load else "plan" if self.is_plan else "save"
+
+    @property
     def saved_ranks(self) -> int:
         """Of a load: by how many ranks the checkpoint was written."""
         return int(self.options.get("saved_ranks", self.world_size))
+
+    @property
+    def layout(self) -> str:
+        """How the ranks are laid out, where that is not a full shard over all of them: a mesh, or a share of a job."""
+        if self.share is not None:
+            return f"share {self.share}"
+        return "" if self.mesh == f"shard={self.world_size}" else self.mesh
 
     @property
     def options_text(self) -> str:
@@ -73,6 +99,11 @@ class RankRound(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds spent waiting, by the rank waited for."""
     item_bytes: int = 0
     """Bytes that the rank's writer put into files."""
+    planned_bytes: int | None = None
+    """Bytes of the tensors that DCP's plan has the rank write, each replica on one rank; None: there is no such plan.
+
+    Counted as `logical_bytes` are: where each byte is written once, they sum to those.
+    """
     cpu_s: float | None = None
     """CPU seconds of the rank's process, user and system."""
     write_bytes: int | None = None
@@ -138,6 +169,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     """Median step while the save ran over the median step before it."""
     effective_cost_s: float | None = None
     """What the save cost the training: the stall, and what its steps lost while it ran; None: no training ran."""
+    clock_error_s: float | None = None
+    """Of ranks on several hosts: how far their clocks may be apart in waits and pictures; None on one host."""
     device_busy_share: float | None = None
     """Share of the round in which the busiest of them had requests in flight."""
 
@@ -155,6 +188,8 @@ class TargetRecord(msgspec.Struct, frozen=True, kw_only=True):
     storage_rule: str = ""
     """The facts that gave `storage_class`."""
     root_filesystem: bool = False
+    spread: str = ""
+    """Of ranks on several hosts: `shared by 2 hosts`, or `a local disk on each of 2 hosts`."""
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
@@ -304,7 +339,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     metric: str
-    """`throughput` (bytes/s), `stall` (seconds) or `efficiency` (roofline over save)."""
+    """`throughput` (bytes/s), `stall` or `planning` (seconds), or `efficiency` (roofline over save)."""
     outcome: str
     """One of `OUTCOMES`."""
     now: float | None = None
@@ -327,6 +362,39 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     sessions: int = 0
     hosts: int = 0
     looks: int = 1
+
+
+class Planning(msgspec.Struct, frozen=True, kw_only=True):
+    """What the planning of a save sends and holds, with ranks on paper: one process is rank 0, the others' plans are
+    derived. The seconds of its steps are the `phases` of each round.
+    """
+
+    items_per_rank: int
+    """Write items in a rank's local plan."""
+    write_items: int
+    """Write items of all ranks, each replica once."""
+    plan_bytes: int
+    """A rank's local plan, pickled: the mean."""
+    gathered_bytes: int
+    """Local plans of all ranks that rank 0 gathers in a save."""
+    scattered_bytes: int
+    """Plans that rank 0 scatters in a save."""
+    results_bytes: int
+    """What the ranks tell rank 0 of their writes."""
+    metadata_bytes: int
+    """The file `.metadata`, which is sent to every rank too."""
+    peak_bytes: int | None
+    """Peak resident memory of rank 0 above its level before the first save; None where it cannot be told."""
+    held_bytes: int
+    """Of it, what stayed after the first save."""
+    first_gathered_bytes: int
+    """As `gathered_bytes`, of the first save."""
+    first_phases: dict[str, float]
+    """Seconds of the first save's steps, with Python's collector running; in the rounds it is frozen."""
+    derive_s: float
+    """Seconds that making and pickling the plans of all ranks took: part of no save."""
+    checked_ranks: list[int]
+    """Ranks whose plan on paper was compared with what the planner makes there."""
 
 
 class SaveRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -370,7 +438,11 @@ class SaveRecord(msgspec.Struct, frozen=True, kw_only=True):
     """`spans`, or `off`: with the start method, how the harness itself may change the figures."""
     start_method: str = "exec"
     """How the ranks were started: `exec`, each a new program."""
+    hosts: list[int] = []
+    """Of each rank, the number of its host; empty where all ranks share one."""
     verdicts: list[Verdict] = []
+    planning: Planning | None = None
+    """Of mode `plan`: None elsewhere."""
     format: int = FORMAT
     method: int = METHOD
 

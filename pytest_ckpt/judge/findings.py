@@ -48,8 +48,8 @@ _DEFAULT_WRITER = "FileSystemWriter"
 
 
 def find(record: SaveRecord) -> list[Finding]:
-    """Return the findings of a record, the one that explains most of the save first; of a load there are none."""
-    if record.scenario.is_load or not record.rounds or min(r.save_s for r in record.rounds) <= 0:
+    """Return the findings of a save, the one that explains most of it first; of other records there are none."""
+    if not record.scenario.is_save or not record.rounds or min(r.save_s for r in record.rounds) <= 0:
         return []
     found = [finding for rule in RULES.values() if (finding := rule(record)) is not None]
     return sorted(found, key=lambda f: (-(f.explains_s or 0.0), list(RULES).index(f.id)))
@@ -215,8 +215,9 @@ def straggler(record: SaveRecord) -> Finding | None:
     rank, seconds = found
     evidence: dict[str, Evidence] = {"rank": rank, "waited_s": seconds, "share": seconds / record.save_s}
     text = f"straggler: the other ranks wait {format_seconds(seconds)} ({_share(seconds, record)} of the save) for rank"
-    text += f" {rank}, round after round"
-    advice = f"look at what rank {rank} shares its core, its device or its disk with"
+    host = f" on host {record.hosts[rank]}" if record.hosts else ""
+    text += f" {rank}{host}, round after round"
+    advice = f"look at what rank {rank}{host} shares its core, its device or its disk with"
     return _finding("straggler", "warning", text, evidence, advice, _explained(record, seconds))
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pytest_ckpt.records import Round, SaveRecord
+from pytest_ckpt.records import PLAN, Round, SaveRecord
 from pytest_ckpt.units import format_rate, format_seconds
 
 _LARGEST_EXPONENT = 700.0
@@ -27,15 +27,15 @@ class Metric:
     grows_with_cost: bool
     """Whether a greater value is the worse one."""
     modes: str
-    """`sync` or `async`, with which the modes begin of which it is judged, or `any`."""
+    """With which the modes begin of which it is judged, or `any`: all but `plan`, which has a metric of its own."""
     once_a_session: bool = False
     """Whether part of it is measured once a session, so that sessions are the sample, and not rounds."""
     least_change: float = 0.0
     """A change of cost below this is nothing that anyone notices, however sure it is."""
 
     def applies(self, mode: str) -> bool:
-        """Return whether it is judged of saves, or loads, in `mode`."""
-        return self.modes == "any" or mode.startswith(self.modes)
+        """Return whether it is judged of saves, loads or planning in `mode`."""
+        return mode.startswith(self.modes) or (self.modes == "any" and mode != PLAN)
 
     def costs(self, records: Sequence[SaveRecord]) -> list[float]:
         """Return the logarithms of the costs of all rounds of `records`; nothing where one is not known."""
@@ -72,6 +72,15 @@ METRICS = (
         show=format_seconds,
         grows_with_cost=True,
         modes="async",
+        least_change=0.01,
+    ),
+    Metric(
+        name="planning",
+        cost=lambda record, taken: taken.save_s,
+        value=lambda record, cost: cost,
+        show=format_seconds,
+        grows_with_cost=True,
+        modes=PLAN,
         least_change=0.01,
     ),
     Metric(

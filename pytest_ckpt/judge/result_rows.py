@@ -27,8 +27,8 @@ class Row(NamedTuple):
 
     @property
     def group(self) -> str:
-        """What its group ends in: `save`, `stall` or `load`."""
-        return "load" if self.record.scenario.is_load else "stall" if self.is_stall else "save"
+        """What its group ends in: `save`, `stall`, `load` or `plan`."""
+        return "stall" if self.is_stall else self.record.scenario.kind
 
     @property
     def seconds(self) -> list[float]:
@@ -73,9 +73,9 @@ def _row(number: int, raw: dict[str, Any], plain: Any) -> Row:
     except RecursionError:
         raise UnusableRows(f"is nested too deeply in row {number}") from None
     kind = str(raw.get("group")).rpartition(" ")[2]
-    if kind not in ("save", "stall", "load"):
-        raise UnusableRows(f"holds in row {number} a group that ends in none of `save`, `stall` and `load`")
-    if record.scenario.is_load != (kind == "load"):
+    if kind not in ("save", "stall", "load", "plan"):
+        raise UnusableRows(f"holds in row {number} a group that ends in none of `save`, `stall`, `load` and `plan`")
+    if record.scenario.kind != ("save" if kind == "stall" else kind):
         raise UnusableRows(f"holds in row {number} mode `{record.scenario.mode}` in the group `{kind}`")
     return Row(raw, record, kind == "stall")
 

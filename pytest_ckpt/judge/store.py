@@ -28,7 +28,7 @@ _NUMBERED = re.compile(r"(\d{4})_")
 _LARGEST_NUMBER = 9999
 _LOCK_S = 30.0
 _FREE_FIELDS = {"world_size", "mesh"}
-"""Where only these differ, a scenario is held at another size of the world: a GPU may be gone."""
+"""Where only these differ, a scenario may be held at another size of the world: a GPU may be gone."""
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -124,8 +124,7 @@ class Store:
         found = [
             holder
             for holder in self._all(scenario)
-            if {difference.name for difference in holder.differs} <= _FREE_FIELDS
-            and (holder.differs or holder.hardware_id != hardware_id)
+            if _differ_in_size_alone(holder, scenario) and (holder.differs or holder.hardware_id != hardware_id)
         ]
         return sorted(found, key=lambda holder: (len(holder.differs), holder.hardware_id != hardware_id))
 
@@ -235,6 +234,15 @@ class Store:
                 f"the baselines in {folder} cannot be written: {error.strerror}; give a folder that can be, or add "
                 "the result file elsewhere with `pytest-ckpt baseline add`"
             ) from None
+
+
+def _differ_in_size_alone(holder: Holder, scenario: Scenario) -> bool:
+    """Return whether a stored scenario is this one, or differs in how many ranks there are, and not in their mesh."""
+    names = {difference.name for difference in holder.differs}
+    if not names <= _FREE_FIELDS:
+        return False
+    alike = ("replicate" in holder.scenario.mesh) == ("replicate" in scenario.mesh)
+    return not names or ("world_size" in names and alike)
 
 
 def _rendered(document: dict[str, Any], rows: Sequence[Row], head: Head, host_hash: Callable[[str], str]) -> bytes:

@@ -101,6 +101,8 @@ class RankTrace(msgspec.Struct, frozen=True, kw_only=True):
     """Calls of os.sync(), which waits for every file system of the host."""
     tracer_s: float = 0.0
     """Estimated cost of the tracing itself: calls times their measured cost."""
+    planned_bytes: int | None = None
+    """Bytes of the tensors that the rank's final plan has it write; None where the engine has no such plan."""
 
 
 def timelines(traces: Sequence[RankTrace]) -> list[list[Span]]:

@@ -69,4 +69,5 @@ def _with_phases(rank: RankRound, spans: list[Span], trace: RankTrace) -> RankRo
         thread_s=thread_seconds(trace),
         waits=waits,
         item_bytes=sum(item.bytes for item in trace.items),
+        planned_bytes=trace.planned_bytes,
     )

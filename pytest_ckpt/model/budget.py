@@ -86,13 +86,16 @@ def peak_flops(device_name: str) -> float | None:
     return None
 
 
-def training_bytes(geometry: Geometry, recipe: Recipe, tokens: TokensPerRank, ranks: int, device: str = "cpu") -> int:
+def training_bytes(
+    geometry: Geometry, recipe: Recipe, tokens: TokensPerRank, ranks: int, device: str = "cpu", replicas: int = 1
+) -> int:
     """Return about how many bytes steps take beyond the state, over all ranks, where the state lives.
 
     Sharded: gradients of the weights' type, and the optimizer that trains a state saved without one. In each rank:
     what FSDP gathers (the root, which stays gathered, and two blocks), its gradients and the buffers of the
     collectives, gloo's own too; activations of all layers, as none is recomputed; logits with their gradient;
-    temporaries of AdamW. An estimate: gloo ranks were seen to take from 20 % less to 20 % more.
+    temporaries of AdamW. Each of `replicas` has all that is sharded, over its part of the ranks. An estimate: gloo
+    ranks were seen to take from 20 % less to 20 % more.
     """
     groups: dict[str | None, int] = defaultdict(int)
     for parameter in geometry.parameters():
@@ -108,11 +111,11 @@ def training_bytes(geometry: Geometry, recipe: Recipe, tokens: TokensPerRank, ra
         sharded += geometry.parameter_count * _FLOAT32
         temporaries = 0
     else:
-        temporaries = 3 * math.ceil(largest / ranks) * _FLOAT32
+        temporaries = 3 * math.ceil(largest * replicas / ranks) * _FLOAT32
     gathered = recipe.weight_bytes * (2 * root + 4 * block + 5 * max(root, block))
     activations = recipe.weight_bytes * tokens.total * _activations_per_token(geometry)
     logits = tokens.total * geometry.vocab * (2 * recipe.weight_bytes + 2 * _FLOAT32)
-    return sharded + ranks * (gathered + activations + logits + temporaries)
+    return replicas * sharded + ranks * (gathered + activations + logits + temporaries)
 
 
 def _used(geometry: Geometry, name: str, numel: int) -> int:

@@ -107,14 +107,25 @@ def make_state(
             values.fill(weight, seed, name)
             if optimizer is None:
                 continue
-            # What a first step would make; taking one would need gradients, a second copy of the weights.
-            state = optimizer.state[weight] = {"step": torch.tensor(1.0)}
+            state = optimizer.state[weight] = _stepped(weight, recipe)
             for key in recipe.optimizer_tensors:
-                state[key] = torch.empty_like(weight, dtype=torch.float32, requires_grad=False)
                 values.fill(state[key], seed, name, key, signed=key != "exp_avg_sq")
             if "master" in state:
                 weight.copy_(state["master"])
     return TrainingState({"app": AppState(model, optimizer)})
+
+
+def state_on_paper(geometry: Geometry, recipe: Recipe) -> dict[str, Any]:
+    """Return the state dict of a training of `geometry`, kept as `recipe` says, whole and on the meta device.
+
+    It has the names, shapes, types and order of what `make_state` makes, and no memory; nothing is sharded.
+    """
+    model = build_module(geometry, dtype=getattr(torch, recipe.weight_dtype))
+    optimizer = _optimizer(model, recipe)
+    if optimizer is not None:
+        for weight in model.parameters():
+            optimizer.state[weight] = _stepped(weight, recipe)
+    return {"app": AppState(model, optimizer).state_dict()}
 
 
 def user_state(
@@ -141,6 +152,14 @@ def _optimizer(model: nn.Module, recipe: Recipe) -> Optimizer | None:
         return None
     make = MixedAdamW if "master" in recipe.optimizer_tensors else AdamW
     return make(model.parameters())
+
+
+def _stepped(weight: torch.Tensor, recipe: Recipe) -> dict[str, torch.Tensor]:
+    """Return what a first step would make of a weight, not filled; taking one would need gradients, a second copy."""
+    state = {"step": torch.tensor(1.0)}
+    for key in recipe.optimizer_tensors:
+        state[key] = torch.empty_like(weight, dtype=torch.float32, requires_grad=False)
+    return state
 
 
 def _logical_bytes(state_dict: Mapping[str, Any]) -> dict[str, int]:

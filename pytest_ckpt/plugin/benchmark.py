@@ -69,14 +69,13 @@ class Rows:
         self._blank = copy.copy(fixture)
         self._fixture = fixture
         # Else it warns that it was never used, after every failed save and with --benchmark-disable.
-        fixture._mode = "ckpt_save(...) or ckpt_load(...)"
+        fixture._mode = "ckpt_save(...), ckpt_load(...) or ckpt_plan(...)"
 
     def add(self, record: SaveRecord, name: str | None) -> None:
-        """Add `record` as row `save` or `load`, and as row `stall` too where training went on meanwhile."""
+        """Add `record` as row `save`, `load` or `plan`, and as row `stall` too where training went on meanwhile."""
         suffix = f":{name}" if name else ""
-        is_load = record.scenario.is_load
-        self._row(record, suffix, "load" if is_load else "save", [r.save_s for r in record.rounds])
-        if record.scenario.mode != "sync" and not is_load:
+        self._row(record, suffix, record.scenario.kind, [r.save_s for r in record.rounds])
+        if record.scenario.mode != "sync" and record.scenario.is_save:
             self._row(record, suffix + ":stall", "stall", [r.stall_s for r in record.rounds])
 
     def _row(self, record: SaveRecord, suffix: str, group: str, seconds: list[float]) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 if TYPE_CHECKING:
+    from pytest_ckpt.plugin.follow import Follow
+    from pytest_ckpt.plugin.planner import Planner
     from pytest_ckpt.plugin.run import Run
     from pytest_ckpt.plugin.settings import ModelSpec, WriterSpec
     from pytest_ckpt.records import SaveRecord
@@ -56,13 +58,8 @@ def ckpt_save(request: pytest.FixtureRequest, benchmark: Any) -> Callable[..., S
 
     Each call is a row of its own; from the second call in a test on, rows need a `name`.
     """
-    from pytest_ckpt.plugin.hooks import CLOCK
-    from pytest_ckpt.plugin.saver import Saver
-
-    run = _run(request)
-    if CLOCK not in request.node.stash:
-        _refuse_late(request)
-    return Saver(run, request, benchmark)
+    save: Callable[..., SaveRecord] = _measuring(request, benchmark)
+    return save
 
 
 @pytest.fixture
@@ -71,16 +68,37 @@ def ckpt_load(request: pytest.FixtureRequest, benchmark: Any) -> Callable[..., S
 
     What is loaded is saved first, by the same ranks or by `saved_ranks` others. Rows are as those of `ckpt_save`.
     """
+    load: Callable[..., SaveRecord] = _measuring(request, benchmark)
+    return load
+
+
+@pytest.fixture(scope="session")
+def ckpt_plan_ranks(request: pytest.FixtureRequest) -> int:
+    """How many ranks plan a save on paper: one of `--ckpt-plan-ranks`."""
+    return int(getattr(request, "param", _run(request).settings.plan_ranks[0]))
+
+
+@pytest.fixture
+def ckpt_plan(request: pytest.FixtureRequest, benchmark: Any) -> Planner:
+    """Plan saves as a benchmark: `ckpt_plan(ranks=..., model=..., name=...)` returns what was measured.
+
+    Ranks are on paper: one process does what rank 0 does. Rows are as those of `ckpt_save`. `ckpt_plan.growth()`
+    returns how each step grew with the ranks measured in this session.
+    """
+    planner: Planner = _measuring(request, benchmark)
+    return planner
+
+
+def _measuring(request: pytest.FixtureRequest, benchmark: Any) -> Any:
     from pytest_ckpt.plugin.hooks import CLOCK
-    from pytest_ckpt.plugin.loader import Loader
 
     run = _run(request)
     if CLOCK not in request.node.stash:
         _refuse_late(request)
-    return Loader(run, request, benchmark)
+    return run.measuring(str(request.fixturename), request, benchmark)
 
 
-def _run(request: pytest.FixtureRequest) -> Run:
+def _run(request: pytest.FixtureRequest) -> Run | Follow:
     from pytest_ckpt.plugin.hooks import RUN
 
     if RUN not in request.config.stash:

@@ -15,23 +15,26 @@ import pytest
 from pytest_ckpt.plugin.options import add_options, any_given, given_values
 
 if TYPE_CHECKING:
+    from pytest_ckpt.plugin.attached import Attached
     from pytest_ckpt.plugin.benchmark import RankClock
+    from pytest_ckpt.plugin.follow import Follow
     from pytest_ckpt.plugin.run import Run
     from pytest_ckpt.plugin.settings import Settings
 
-RUN: pytest.StashKey[Run] = pytest.StashKey()
+RUN: pytest.StashKey[Run | Follow] = pytest.StashKey()
 CLOCK: pytest.StashKey[RankClock] = pytest.StashKey()
 _SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
+_ATTACHED: pytest.StashKey[Attached] = pytest.StashKey()
 
 _COMPLETE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
-_MEASURING = ("ckpt_save", "ckpt_load")
-_DIMENSIONS = ("ckpt_target", "ckpt_model", "ckpt_world", "ckpt_mode", "ckpt_writer")
+_MEASURING = ("ckpt_save", "ckpt_load", "ckpt_plan")
+_DIMENSIONS = ("ckpt_target", "ckpt_model", "ckpt_world", "ckpt_plan_ranks", "ckpt_mode", "ckpt_writer")
 _MARKS = {
     "ckpt(tolerance)": "the share of throughput that a scenario of this test may lose, as tolerance='5%'",
     "ckpt_save": "benchmarks of checkpoint saves",
     "ckpt_load": "benchmarks of checkpoint loads",
     "ckpt_acceptance": "what a checkpoint promises, put to the test; to come",
-    "ckpt_planning": "benchmarks of DCP's planning; to come",
+    "ckpt_planning": "benchmarks of DCP's planning, by many ranks on paper",
     "ckpt_tune": "searches for better settings; to come",
 }
 
@@ -51,6 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{mark}: {meaning} (pytest-ckpt).")
     if any_given(config):
         _settings(config)
+    if os.environ.get("RANK") or os.environ.get("SLURM_PROCID"):
+        _attach(config)
     if config.getoption("benchmark_compare", None) is True:
         from pytest_ckpt.plugin import comparing
 
@@ -84,15 +89,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if not requested:
         return
     settings = _settings(metafunc.config)
+    plans = "ckpt_plan" in metafunc.fixturenames
     values: dict[str, list[Any]] = {
         "ckpt_target": [target.label for target in settings.targets] or ["local"],
-        "ckpt_model": [model.name for model in settings.models],
+        "ckpt_model": [model.name for model in (settings.plan_models if plans else settings.models)],
         "ckpt_world": list(settings.ranks),
+        "ckpt_plan_ranks": list(settings.plan_ranks),
         "ckpt_mode": list(settings.modes),
         "ckpt_writer": list(range(len(settings.writers))),
     }
+    special = settings.mesh is not None and settings.mesh.replicate > 1
+    mesh = f"-{settings.mesh}" if special else _share_label(settings)
     labels = {
-        "ckpt_world": [f"r{count}" for count in settings.ranks],
+        "ckpt_world": [f"r{count}{mesh}" for count in settings.ranks],
+        "ckpt_plan_ranks": [f"r{count}" for count in settings.plan_ranks],
         "ckpt_writer": [writer.label or "default" for writer in settings.writers],
     }
     for name in requested:
@@ -116,6 +126,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Take note of the selected tests that save; give each its clock, or the reason why it cannot run here."""
     config = session.config
     using = [item for item in session.items if any(n.startswith("ckpt_") for n in _fixtures(item))]
+    attached = config.stash.get(_ATTACHED, None)
+    if attached is not None and (using or any_given(config)) and not _why_not_here(config):
+        attached.join(session, _settings(config))
     if not using:
         return
     reason = _why_not_here(config)
@@ -136,10 +149,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     from pytest_ckpt.plugin.run import Run
 
     settings = _settings(config)
-    baselines = Baselines(config, settings)
-    run = config.stash[RUN] = Run(config, settings, Outcome(config, baselines), baselines)
     for item in saving:
         item.stash[CLOCK] = benchmark.use_clock(item)
+    if attached is not None and attached.follow is not None:
+        config.stash[RUN] = attached.follow
+        return
+    baselines = Baselines(config, settings)
+    run = Run(config, settings, Outcome(config, baselines), baselines, attached.lead if attached else None)
+    config.stash[RUN] = run
     try:
         run.plan(saving)
     except SettingError as error:
@@ -186,6 +203,24 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     )
 
 
+def _attach(config: pytest.Config) -> None:
+    """Be ready to meet the other ranks of the job, where torchrun or srun started this process."""
+    from pytest_ckpt.errors import SettingError
+    from pytest_ckpt.world.job import find_job
+
+    try:
+        job = find_job(os.environ)
+    except SettingError as error:
+        raise pytest.UsageError(str(error)) from error
+    if job is not None:
+        from pytest_ckpt.plugin.attached import Attached
+
+        config.stash[_ATTACHED] = Attached(config, job)
+        config.pluginmanager.register(config.stash[_ATTACHED], "ckpt-attached")
+        if any_given(config):  # else it is not known yet whether this session is one of ours
+            config.stash[_ATTACHED].write_no_reports()
+
+
 def _settings(config: pytest.Config) -> Settings:
     if _SETTINGS not in config.stash:
         from pytest_ckpt.errors import SettingError
@@ -205,6 +240,10 @@ def _why_not_here(config: pytest.Config) -> str | None:
     if getattr(config.pluginmanager.get_plugin("codspeed_plugin"), "is_codspeed_enabled", False):
         return "pytest-codspeed is active and takes pytest-benchmark's place; run without --codspeed"
     return None
+
+
+def _share_label(settings: Settings) -> str:
+    return "" if settings.share is None else f"-share{settings.share.count}of{settings.share.of}"
 
 
 def _fixtures(item: pytest.Item) -> list[str]:

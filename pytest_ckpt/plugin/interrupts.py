@@ -12,20 +12,24 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def ending_signals_interrupt() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the session as Ctrl-C does, so that ranks and folders go; other handlers stay."""
+def ending_signals_interrupt(ctrl_c: bool = False) -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the session as Ctrl-C does, so that ranks and folders go; other handlers stay.
+
+    `ctrl_c`: of several SIGINTs only the first counts; a launcher hands on what the terminal has sent to all already.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    ours = [number for number in _ENDING if signal.getsignal(number) == signal.SIG_DFL]
+    before = {number: signal.getsignal(number) for number in (*_ENDING, *((signal.SIGINT,) if ctrl_c else ()))}
+    ours = {n: handler for n, handler in before.items() if handler in (signal.SIG_DFL, signal.default_int_handler)}
     try:
         for number in ours:
             signal.signal(number, _interrupt)
         yield
     finally:
-        for number in ours:
+        for number, handler in ours.items():
             if signal.getsignal(number) is _interrupt:  # once one has come, further ones stay ignored to the end
-                signal.signal(number, signal.SIG_DFL)
+                signal.signal(number, handler)
 
 
 def end_ignoring() -> None:
@@ -39,7 +43,10 @@ _ignored: list[signal.Signals] = []
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    for each in _ENDING:  # whoever ends a job often signals twice, and cleaning up must not be cut short by that
+    for each in (
+        *_ENDING,
+        signal.SIGINT,
+    ):  # whoever ends a job often signals twice, and cleaning up must not be cut short by that
         if signal.getsignal(each) is _interrupt:
             signal.signal(each, signal.SIG_IGN)
             _ignored.append(each)

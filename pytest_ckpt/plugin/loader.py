@@ -9,7 +9,7 @@ import pytest
 
 from pytest_ckpt.errors import SettingError, unknown_name
 from pytest_ckpt.measure.devices import cuda_device_count
-from pytest_ckpt.plugin.plan import tolerance_of
+from pytest_ckpt.plugin.plan import refuse_share, tolerance_of
 from pytest_ckpt.plugin.record import SaveRequest
 from pytest_ckpt.plugin.saver import Measuring
 from pytest_ckpt.plugin.settings import ModelSpec, WriterSpec
@@ -31,12 +31,14 @@ class Loader(Measuring):
         mode: str = "warm",
         saved_ranks: int | None = None,
         model: Callable[..., dict[str, Any]] | str | ModelSpec | None = None,
+        mesh: str | None = None,
         name: str | None = None,
     ) -> SaveRecord:
         """Save once, then load that again and again into a wiped state; `save_s` is the median of the loads.
 
         `mode` is `warm`, or `cold`: the page cache is made to forget the checkpoint before each load. The checkpoint is
-        written by `saved_ranks` ranks, as many as load it where that is left out. What was loaded is compared with what
+        written by `saved_ranks` ranks, as many as load it where that is left out; `mesh` is that of the ranks that
+        load, and where others save these are a full shard. What was loaded is compared with what
         was saved, tensor by tensor; the test fails where it is something else. All else is as with `ckpt_save`.
         """
 
@@ -44,6 +46,7 @@ class Loader(Measuring):
             if mode not in LOAD_MODES:
                 raise unknown_name("mode", mode, LOAD_MODES, self.fixture_name)
             target, world = self._made("ckpt_target", "location"), self._made("ckpt_world", "run")
+            refuse_share(self._run.settings.share)
             if mode == "cold":
                 _skip_where_nothing_is_colder(target)
             return SaveRequest(
@@ -53,6 +56,7 @@ class Loader(Measuring):
                 mode=f"load-{mode}",
                 writer=_loadable(self._writer(None)),
                 engine=self._run.settings.engine,
+                mesh=self._mesh(mesh, world),
                 train=None,
                 overlap=False,
                 title=self._title(name),

@@ -18,6 +18,8 @@ from pytest_ckpt.report.chrome import trace_events
 from pytest_ckpt.report.explain import explain_lines
 from pytest_ckpt.report.table import summary_lines
 
+_KINDS = {"save": "saves", "load": "loads", "plan": "planning"}
+
 
 class Outcome:
     """Registered as a plugin beside the `Run` that fills it."""
@@ -68,6 +70,11 @@ class Outcome:
             self._file = benchmark.ResultFile(self._config)
         self._file.write()
 
+    @property
+    def records(self) -> list[SaveRecord]:
+        """What was measured in this session by now."""
+        return list(self._rows.values())
+
     def _named_rows(self) -> list[tuple[str | None, SaveRecord]]:
         """Return the rows, each with what tells it from others: its own name, and its test where there are several."""
         tests = {nodeid: nodeid.rpartition("::")[2].partition("[")[0] for nodeid, _ in self._rows}
@@ -99,9 +106,9 @@ class Outcome:
             for name, record in rows if verbosity >= 0 else ():
                 for line in explain_lines(record, name=name, verbose=verbosity > 0):
                     terminalreporter.write_line(line)
-            for name, record in rows:
-                for note in record.notes:
-                    terminalreporter.write_line(f"{name or record.scenario.mode}: {note}")
+            notes = [f"{name or record.scenario.mode}: {note}" for name, record in rows for note in record.notes]
+            for note in dict.fromkeys(notes):
+                terminalreporter.write_line(note)
         for line in self._baselines.lines:
             terminalreporter.write_line(f"ckpt: {line}", yellow=True)
         for line in self._baselines.saved if verbosity >= -1 else ():
@@ -117,5 +124,5 @@ class Outcome:
 
 
 def _kinds(records: Iterable[SaveRecord]) -> str:
-    are_loads = {record.scenario.is_load for record in records}
-    return " and ".join(kind for kind, is_load in (("saves", False), ("loads", True)) if is_load in are_loads)
+    measured = {record.scenario.kind for record in records}
+    return " and ".join(words for kind, words in _KINDS.items() if kind in measured)

@@ -12,8 +12,10 @@ from pytest_ckpt.errors import CannotFit, SettingError
 from pytest_ckpt.measure.memory import available_memory_bytes
 from pytest_ckpt.model.budget import parse_tokens, training_bytes, why_untrainable
 from pytest_ckpt.model.geometry import find_geometry
+from pytest_ckpt.model.share import Share
 from pytest_ckpt.plugin import benchmark
 from pytest_ckpt.plugin.settings import ModelSpec, Settings, parse_tolerance
+from pytest_ckpt.save.engines import DEFAULT_ENGINE
 from pytest_ckpt.save.writers import DEFAULT_WRITER
 from pytest_ckpt.target.interface import Target
 from pytest_ckpt.target.space import require_space
@@ -42,12 +44,19 @@ class Need:
     """None where the test says it; of loads `load`."""
     train: str | None = None
     """Tokens of a rank in a step of the training beside the saves."""
+    share: float = 1.0
+    """Of the ranks, the part that is on this host."""
+    replicas: int = 1
+    """How often the state is held, each by ranks of its own."""
+    writes_replicas: bool = False
+    """Whether each of them is written: DCP stores one, an engine that does not plan all."""
 
     @classmethod
     def of_item(cls, item: pytest.Item, run: Run, tests: int) -> Need:
         """Return the need of one of `tests` tests that save, from its parameters or the session's first of each."""
         settings, params = run.settings, _params(item)
         ranks = params.get("ckpt_world", settings.ranks[0])
+        mesh = settings.mesh
         label = params.get("ckpt_target")
         return cls(
             target=run.target(label if isinstance(label, str) else None),
@@ -57,6 +66,9 @@ class Need:
             device=settings.device,
             mode="load" if _loads(item) else params.get("ckpt_mode"),
             train=None if _loads(item) else settings.train,
+            share=run.host_share,
+            replicas=1 if mesh is None else mesh.replicate,
+            writes_replicas=settings.engine.name != DEFAULT_ENGINE,
         )
 
     @classmethod
@@ -70,19 +82,24 @@ class Need:
             device=request.world.device,
             mode="load" if request.saved_by is not None else request.mode,
             train=request.train,
+            share=run.host_share,
+            replicas=1 if request.mesh is None else request.mesh.replicate,
+            writes_replicas=request.engine.name != DEFAULT_ENGINE,
         )
 
     def is_part_of(self, planned: Need) -> bool:
         """Return whether what was planned, and found to fit, includes this."""
-        return (self.target, self.model, self.ranks) == (planned.target, planned.model, planned.ranks) and (
-            planned.mode in (None, self.mode)
+        return (
+            (self.target, self.model, self.ranks) == (planned.target, planned.model, planned.ranks)
+            and planned.mode in (None, self.mode)
+            and (self.replicas, self.writes_replicas) == (planned.replicas, planned.writes_replicas)
         )
 
     @property
     def target_bytes(self) -> int | None:
         """Bytes of the target; None for a user's model."""
         state = self._state_bytes
-        return None if state is None else state * self.copies
+        return None if state is None else state * self.copies * (self.replicas if self.writes_replicas else 1)
 
     @property
     def memory_bytes(self) -> int | None:
@@ -90,16 +107,17 @@ class Need:
         state = self._state_bytes
         if state is None:
             return None
-        held = state + self._training_bytes() if self.device == "cpu" else 0
-        staged = 0 if self.mode in ("sync", "load") else state
-        stored = state * self.copies if self.target.medium == "memory" else 0
-        return held + staged + stored + self.ranks * _RANK_BYTES
+        held = state * self.replicas + self._training_bytes() if self.device == "cpu" else 0
+        staged = 0 if self.mode in ("sync", "load") else state * self.replicas
+        stored = (self.target_bytes or 0) if self.target.medium == "memory" else 0
+        return round((held + staged + self.ranks * _RANK_BYTES) * self.share) + stored
 
     def _training_bytes(self) -> int:
         if self.train is None or self.model is None or self.model.function is not None:
             return 0
         geometry = find_geometry(self.model.name, "ckpt_model")
-        return training_bytes(geometry, self.model.recipe, parse_tokens(self.train, "--ckpt-train"), self.ranks)
+        tokens = parse_tokens(self.train, "--ckpt-train")
+        return training_bytes(geometry, self.model.recipe, tokens, self.ranks, replicas=self.replicas)
 
     def _check_training(self) -> None:
         if self.train is None or self.model is None:
@@ -123,6 +141,8 @@ class Need:
         `reusable_bytes` of memory are held by ranks that will let them go.
         """
         self._check_training()
+        if self.mode == "load" and self.model is not None:
+            refuse_share(self.model.share)
         if self.target_bytes is not None:
             require_space(self.target_bytes, self.target.free_bytes(), self.target.location)
         need, free = self.memory_bytes, available_memory_bytes() + reusable_bytes
@@ -135,6 +155,15 @@ class Need:
                 f"{', mode ' + self.mode if self.mode else ''} needs {format_bytes(need)} of memory and "
                 f"{format_bytes(free)} are available; choose {instead}"
             )
+
+
+def refuse_share(share: Share | None) -> None:
+    """Raise `SettingError` where what is to be loaded would be a share."""
+    if share is not None:
+        raise SettingError(
+            f"--ckpt-share={share} writes a part of a checkpoint, which cannot be loaded; measure loads without that "
+            "option"
+        )
 
 
 def sort_by_world(items: list[pytest.Item], settings: Settings) -> None:
@@ -186,11 +215,18 @@ def header_lines(run: Run, needs: list[Need], warnings: list[str]) -> list[str]:
     ranks = ", ".join(str(count) for count in dict.fromkeys(need.ranks for need in needs))
     lines = [
         f"ckpt: torch {version('torch')}, {settings.device}{why.get('device', '')}, {backend}, "
-        f"ranks {ranks}{why.get('ranks', '')}",
+        f"ranks {ranks}{why.get('ranks', '')}{f', mesh {settings.mesh}' if settings.mesh is not None else ''}",
         f"ckpt: {settings.rounds} round{'s' if settings.rounds > 1 else ''}{why.get('rounds', '')} after one warm-up "
         f"save, at most {format_seconds(settings.max_time_s)} a scenario; engine {settings.engine.name}"
         f"{why.get('engine', '')}, {_writers(settings)}; keep {settings.keep}",
     ]
+    if settings.share is not None:
+        count, of = settings.share.count, settings.share.of
+        lines.append(
+            f"ckpt: share {settings.share}: {count} ranks write what the first {count} of {of} would, which are the "
+            f"fullest; planning and metadata are those of {count} ranks, not of {of}; the checkpoint is partial and "
+            "never loaded"
+        )
     if benchmark.is_disabled(run.config):
         lines.append("ckpt: benchmarks are disabled (--benchmark-disable): one save each, nothing is judged")
     for target in dict.fromkeys(need.target for need in needs):
@@ -215,13 +251,19 @@ def header_lines(run: Run, needs: list[Need], warnings: list[str]) -> list[str]:
             lines.append(f"ckpt: model {name}: its size is known once it is made")
             continue
         lines.append(
-            f"ckpt: model {name}, {model.recipe.name}{why.get('state', '')}: {format_bytes(model.state_bytes)} a "
-            f"checkpoint; needs at most {format_bytes(max(n.target_bytes or 0 for n in own))} of a target and "
+            f"ckpt: model {name}, {model.recipe.name}{why.get('state', '')}: {format_bytes(model.state_bytes)} "
+            f"{_of_what(model)}; needs at most {format_bytes(max(n.target_bytes or 0 for n in own))} of a target and "
             f"{format_bytes(max(n.memory_bytes or 0 for n in own))} of {format_bytes(available_memory_bytes())} "
             "memory: fits"
         )
     warnings = [*dict.fromkeys(warnings), *benchmark.ignored_options(run.config)]
     return lines + [f"ckpt: warning: {sentence}" for sentence in warnings]
+
+
+def _of_what(model: ModelSpec) -> str:
+    if model.share is None or model.whole_bytes is None:
+        return "a checkpoint"
+    return f"of a checkpoint of {format_bytes(model.whole_bytes)}"
 
 
 def _writers(settings: Settings) -> str:

@@ -19,7 +19,9 @@ from pytest_ckpt.plugin.settings import EngineSpec, ModelSpec, WriterSpec
 from pytest_ckpt.plugin.survey import Survey, bounds_of
 from pytest_ckpt.records import Environment, Hardware, SaveRecord, Scenario, TargetRecord
 from pytest_ckpt.target.interface import Target
-from pytest_ckpt.world.interface import World
+from pytest_ckpt.world.functions import FunctionRef
+from pytest_ckpt.world.interface import World, hosts_of
+from pytest_ckpt.world.mesh import MeshShape, full_shard
 from pytest_ckpt.world.rounds import Measured
 
 
@@ -40,6 +42,10 @@ class SaveRequest:
     title: str
     tolerance: float
     """Share of the throughput that may be lost against the baseline."""
+    mesh: MeshShape | None = None
+    """None: full shard."""
+    planner: FunctionRef | None = None
+    """Of planning alone: what makes the planner; None: DCP's own."""
     saved_by: World | None = None
     """Of a load: the ranks that write the checkpoint, `world` itself where they are as many."""
 
@@ -66,20 +72,42 @@ def scenario_of(request: SaveRequest) -> Scenario:
         engine=request.engine.name,
         mode=request.mode,
         writer=request.writer.name,
-        options=dict(request.writer.options) | _resharded(request) | _beside(request),
+        options=dict(request.writer.options)
+        | _resharded(request)
+        | _beside(request)
+        | planner_of(request.planner)
+        | _hosts(request),
         model=request.model.name,
         state=request.model.recipe.name if request.model.function is None else "user",
         params=request.model.parameters,
         world_size=request.world.size,
-        mesh=f"shard={request.world.size}",
+        mesh=str(_mesh(request)),
         device=request.world.device,
+        share=None if request.model.share is None else str(request.model.share),
     )
+
+
+def _mesh(request: SaveRequest) -> MeshShape:
+    """Return the mesh that the tensors are cut for: of a share, that of the job which it is a part of."""
+    share = request.model.share
+    return request.mesh or full_shard(request.world.size if share is None else share.of)
 
 
 def _beside(request: SaveRequest) -> dict[str, Any]:
     """A save beside training, or beside another save, is another than one that has the machine for itself."""
     train: dict[str, Any] = {} if request.train is None else {"train": request.train}
     return train | ({"overlap": True} if request.overlap else {})
+
+
+def _hosts(request: SaveRequest) -> dict[str, int]:
+    """Ranks on several hosts save over other links than as many on one."""
+    hosts = hosts_of(request.world)
+    return {"hosts": max(hosts) + 1} if hosts else {}
+
+
+def planner_of(ref: FunctionRef | None) -> dict[str, str]:
+    """Return what tells a scenario by its planner; nothing where that is DCP's own."""
+    return {} if ref is None else {"planner": f"{ref.module}.{ref.name}"}
 
 
 def make_record(
@@ -90,13 +118,14 @@ def make_record(
     targets: list[Target],
     origin: Origin,
     hardware_id: str,
+    spread: str = "",
 ) -> SaveRecord:
     """Return the record of a scenario that began at `began` (UTC), with what `survey` knows of its target."""
     target, scenario = request.target, scenario_of(request)
     identity = survey.identity(target)
-    # The probes are of writing: they say nothing of a load.
-    probes = None if scenario.is_load else survey.probes_of(target, request.world)
-    others = [] if scenario.is_load else survey.other_volumes(target, targets, request.world, measured.logical_bytes)
+    # The probes are of writing: they say nothing of a load, nor of planning.
+    probes = survey.probes_of(target, request.world) if scenario.is_save else None
+    others = survey.other_volumes(target, targets, request.world, measured.logical_bytes) if scenario.is_save else []
     record = SaveRecord(
         scenario=scenario,
         environment=_environment(origin.driver),
@@ -112,6 +141,7 @@ def make_record(
             storage_class=identity.storage_class,
             storage_rule=identity.rule,
             root_filesystem=identity.root_filesystem,
+            spread=spread,
         ),
         logical_bytes=measured.logical_bytes,
         stored_bytes=measured.stored_bytes,
@@ -121,11 +151,13 @@ def make_record(
         probes=probes,
         other_volumes=others,
         memory_bytes=psutil.virtual_memory().total,
-        notes=measured.notes,
+        notes=[*measured.notes, *_share_note(request)],
+        planning=measured.planning,
         session=origin.session,
         hardware_id=hardware_id,
         hardware=origin.hardware,
         start_method=request.world.start_method,
+        hosts=list(hosts_of(request.world)),
     )
     expected = bounds_of(scenario, record.logical_bytes, probes)
     bounds = bounds_of(scenario, record.logical_bytes, probes, findings.is_synced(record))
@@ -137,6 +169,16 @@ def make_record(
     )
     found = findings.find(record)
     return msgspec.structs.replace(record, findings=found, bottleneck=findings.bottleneck(found))
+
+
+def _share_note(request: SaveRequest) -> list[str]:
+    share = request.model.share
+    if share is None:
+        return []
+    return [
+        f"share {share}: planning and metadata are those of {share.count} ranks, not of {share.of}; what was written "
+        "is part of a checkpoint, and never loaded"
+    ]
 
 
 def _resharded(request: SaveRequest) -> dict[str, int]:

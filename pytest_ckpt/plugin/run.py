@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
 from statistics import median
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 from pytest_ckpt.errors import SettingError, TooSlow, unknown_name
 from pytest_ckpt.measure.hardware import driver_version
-from pytest_ckpt.plugin import benchmark, plan
+from pytest_ckpt.plugin import benchmark, paper, plan
 from pytest_ckpt.plugin.baselines import Baselines
+from pytest_ckpt.plugin.hosts import Hosts
 from pytest_ckpt.plugin.interrupts import end_ignoring, ending_signals_interrupt
+from pytest_ckpt.plugin.lead import Lead, LeadingWorld
 from pytest_ckpt.plugin.outcome import Outcome
 from pytest_ckpt.plugin.record import Origin, SaveRequest, make_record, scenario_of
 from pytest_ckpt.plugin.settings import Settings, default_root, require_importable
 from pytest_ckpt.plugin.survey import SURVEY_BYTES, Survey, prediction_lines
 from pytest_ckpt.plugin.terminal import TerminalProgress
-from pytest_ckpt.records import SaveRecord
+from pytest_ckpt.records import PLAN, SaveRecord
 from pytest_ckpt.target.interface import Target, WorkFolder
 from pytest_ckpt.target.path import open_target
 from pytest_ckpt.target.spec import TargetSpec
 from pytest_ckpt.units import format_seconds
-from pytest_ckpt.world.interface import RankFailure
+from pytest_ckpt.world.interface import RankFailure, World
+from pytest_ckpt.world.job import why_this_node_only
 from pytest_ckpt.world.loads import measure_loads
+from pytest_ckpt.world.planning import PlanningSetup, measure_planning
 from pytest_ckpt.world.rounds import LEAST_ROUNDS, Measured, RoundsPlan, Saving, measure_rounds
 from pytest_ckpt.world.spawned import SpawnedWorld
+from pytest_ckpt.world.spread import SpreadFolder
+
+if TYPE_CHECKING:
+    from pytest_ckpt.plugin.saver import Measuring
 
 
 @dataclass(eq=False)  # plugins are kept in sets
@@ -42,23 +52,35 @@ class Run:
     settings: Settings
     outcome: Outcome
     baselines: Baselines
+    lead: Lead | None = None
+    """Of an attached world, whose ranks run the same tests; None: the ranks are started here."""
 
     def __post_init__(self) -> None:
         self._needs: list[plan.Need] = []
+        self._on_paper: list[paper.PaperNeed] = []
         self._warnings: list[str] = []
         self._targets: dict[str, Target] = {}
         self._folders: dict[str, WorkFolder] = {}
-        self._worlds: dict[int, SpawnedWorld] = {}
+        self._worlds: dict[int, World] = {}
+        self._hosts = Hosts(self.config, self.lead) if self.lead is not None and self.lead.is_on_many_hosts else None
         self._survey = Survey(self.settings.probe_bytes, self.settings.survey)
         self._state_bytes = 0
         self._failed: set[str] = set()
         self._began = time.monotonic()
 
     def plan(self, saving: list[pytest.Item]) -> None:
-        """Take note of the tests that save or load; `SettingError` for what cannot work, before anything is written."""
+        """Take note of the tests that measure; `SettingError` for what cannot work, before anything is written."""
+        alone = why_this_node_only(os.environ)
+        if alone is not None:
+            self._warnings.append(alone)
         for ref, source in self.settings.references if saving else ():
             require_importable(ref, source)
-        self._needs = [plan.Need.of_item(item, self, tests=len(saving)) for item in saving]
+        self._on_paper = [paper.PaperNeed.of_item(item, self) for item in saving if paper.plans_only(item)]
+        self._needs = [
+            plan.Need.of_item(item, self, tests=len(saving)) for item in saving if not paper.plans_only(item)
+        ]
+        if self._on_paper:  # nothing is written, but it is by the target that baselines are kept
+            self.baselines.open(self.target(), self._survey.identity(self.target()))
         for target in dict.fromkeys(need.target for need in self._needs):
             self._warnings += target.check()
             self.baselines.open(target, self._survey.identity(target))
@@ -70,14 +92,18 @@ class Run:
             plan.tolerance_of(item, self.settings)
         for need in self._needs:
             need.check()
+        for on_paper in self._on_paper:
+            on_paper.check()
         if self.settings.trace_file is not None and saving:
             self.outcome.open_trace(self.settings.trace_file)
 
     def pytest_report_collectionfinish(self) -> list[str]:
         """Print what was chosen and why."""
-        if self.config.get_verbosity() < 0 or not self._needs:
+        if self.config.get_verbosity() < 0 or not (self._needs or self._on_paper):
             return []
-        return [*plan.header_lines(self, self._needs, self._warnings), *self.baselines.header_lines()]
+        lines = self.lead.header_lines() if self.lead is not None else []
+        lines += plan.header_lines(self, self._needs, self._warnings) if self._needs else []
+        return [*lines, *paper.header_lines(self._on_paper, self.settings), *self.baselines.header_lines()]
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Iterator[None]:
@@ -85,10 +111,12 @@ class Run:
         if _only_looks(self.config):
             return (yield)
         self._began = time.monotonic()
-        with ending_signals_interrupt():
+        with ending_signals_interrupt(ctrl_c=self.lead is not None):
             try:
                 for need in self._needs:
                     self.folder(need.target)
+                if self._hosts is not None and self._needs:
+                    self._hosts.compare()
                 return (yield)
             except SettingError as error:
                 raise pytest.UsageError(str(error)) from error
@@ -113,20 +141,51 @@ class Run:
         """Return this run's work folder on `target`; the first time it is made, after trying what a save needs."""
         if target.label not in self._folders:
             self._folders[target.label] = target.open()
+            if self._hosts is not None:
+                self._folders[target.label] = self._hosts.folder(target, self._folders[target.label])
         return self._folders[target.label]
 
-    def world(self, size: int) -> SpawnedWorld:
+    def world(self, size: int) -> World:
         """Return the world of `size` ranks; others are closed first, so that memory is never held twice."""
         for other in self._worlds.values():
             if other.size != size:
                 other.close()
         return self.world_beside(size)
 
-    def world_beside(self, size: int) -> SpawnedWorld:
-        """Return the world of `size` ranks and leave others as they are; whoever asks keeps memory from being short."""
+    def world_beside(self, size: int) -> World:
+        """Return the world of `size` ranks and leave others as they are; whoever asks keeps memory from being short.
+
+        An attached one has its ranks: the test is skipped where others are needed.
+        """
+        if self.lead is not None and size != self.lead.world.size:
+            pytest.skip(
+                f"an attached world has its {self.lead.world.size} ranks; loads with another number of ranks need the "
+                "spawned one: run pytest without a launcher"
+            )
         if size not in self._worlds:
-            self._worlds[size] = SpawnedWorld(size, self.settings.device, self.settings.timeout_s)
+            self._worlds[size] = self._new_world(size)
         return self._worlds[size]
+
+    @property
+    def host_share(self) -> float:
+        """The part of the ranks that is on this host."""
+        hosts = self.lead.world.hosts if self.lead is not None else (0,)
+        return hosts.count(0) / len(hosts)
+
+    def _new_world(self, size: int) -> World:
+        if self.lead is not None:
+            return LeadingWorld(self.lead)
+        return SpawnedWorld(size, self.settings.device, self.settings.timeout_s)
+
+    def measuring(self, name: str, request: pytest.FixtureRequest, benchmark: Any) -> Callable[..., SaveRecord]:
+        """Return the object behind the fixture `name`: in an attached world, a call that all ranks make."""
+        from pytest_ckpt.plugin.loader import Loader
+        from pytest_ckpt.plugin.planner import Planner
+        from pytest_ckpt.plugin.saver import Saver
+
+        made: dict[str, type[Measuring]] = {"ckpt_save": Saver, "ckpt_load": Loader, "ckpt_plan": Planner}
+        measure: Any = made[name](self, request, benchmark)
+        return measure if self.lead is None else self.lead.measuring(name, measure)
 
     @cached_property
     def origin(self) -> Origin:
@@ -135,18 +194,20 @@ class Run:
 
     def measure(self, request: SaveRequest) -> SaveRecord:
         """Measure one scenario and judge it; failed rounds of the ranks end the test with their report."""
-        need = plan.Need.of_request(request, self)
-        if not any(need.is_part_of(planned) for planned in self._needs):
-            need.check(reusable_bytes=self._state_bytes)
+        saves = request.mode != PLAN
+        if saves:
+            need = plan.Need.of_request(request, self)
+            if not any(need.is_part_of(planned) for planned in self._needs):
+                need.check(reusable_bytes=self._state_bytes)
         allowed_s = self._allowed_s()
         started = time.monotonic()
-        self._state_bytes = request.model.state_bytes or 0
+        self._state_bytes = request.model.state_bytes or 0 if saves else self._state_bytes
         self.baselines.open(request.target, self._survey.identity(request.target))
-        folder = self.folder(request.target)
         began = datetime.now(timezone.utc)
         failed_before = request.target.label in self._failed
         self._failed.add(request.target.label)  # until the opposite is known: an interrupt is a failure too
-        progress = TerminalProgress(self.config, request.title, folder.bytes_in)
+        written = _bytes_in(self.folder(request.target)) if saves else _nothing_written
+        progress = TerminalProgress(self.config, request.title, written)
         measured = self._measure(request, allowed_s, progress)
         record = self._judged(request, measured, began)
         if self.baselines.wants_second_look(record, request.target):
@@ -160,7 +221,6 @@ class Run:
 
     def _measure(self, request: SaveRequest, allowed_s: float, progress: TerminalProgress) -> Measured:
         settings = self.settings
-        folder = self.folder(request.target)
         saving = Saving(
             mode=request.mode if request.saved_by is None else "sync",
             writer=request.writer.factory,
@@ -172,6 +232,8 @@ class Run:
             engine_factory=request.engine.factory,
             train=request.train,
             overlap=request.overlap,
+            mesh=None if request.mesh is None else str(request.mesh),
+            share=None if request.model.share is None else str(request.model.share),
         )
         rounds = RoundsPlan(
             rounds=settings.rounds,
@@ -182,7 +244,12 @@ class Run:
             devices=self._survey.devices(request.target),
         )
         try:
+            if request.mode == PLAN:
+                return measure_planning(request.world, _setup(request), rounds, progress)
+            folder = self.folder(request.target)
             if request.saved_by is not None:
+                if self._hosts is not None:
+                    self._hosts.require_loadable(request.target)
                 cold = request.mode == "load-cold"
                 return measure_loads(request.saved_by, request.world, folder, saving, rounds, progress, cold=cold)
             self._probe(request, progress)
@@ -214,7 +281,12 @@ class Run:
     def _judged(self, request: SaveRequest, measured: Measured, began: datetime, looks: int = 1) -> SaveRecord:
         targets = list(self._targets.values())
         name = self.baselines.id_of(request.target)
-        record = make_record(request, measured, began, self._survey, targets, self.origin, name)
+        spread = ""
+        if self._hosts is not None:
+            spread = self._hosts.spread_text(request.target)
+            notes = dict.fromkeys([*measured.notes, *self._hosts.notes])
+            measured = msgspec.structs.replace(measured, notes=list(notes))
+        record = make_record(request, measured, began, self._survey, targets, self.origin, name, spread)
         return self.baselines.judged(record, request.target, request.tolerance, looks)
 
     def _probe(self, request: SaveRequest, progress: TerminalProgress) -> None:
@@ -228,6 +300,8 @@ class Run:
                 assert probes is not None
                 for line in prediction_lines(target, scenario_of(request), state, probes):
                     progress.say(line)
+                if self._hosts is not None:
+                    self._hosts.say_rates(target, probes)
         self._survey.probe_others(list(self._targets.values()), request.world, progress)
 
     def close(self) -> None:
@@ -260,6 +334,9 @@ class Run:
         return min(self.settings.max_time_s, left_s)
 
     def _default_target(self) -> TargetSpec:
+        if self.lead is not None:
+            location = self.lead.default_location()
+            return TargetSpec("local", location, location, "the default")
         factory = getattr(self.config, "_tmp_path_factory", None)
         if factory is None:
             raise SettingError(
@@ -268,6 +345,25 @@ class Run:
         # Asking for the base folder would make it.
         root = default_root() if _only_looks(self.config) else str(factory.getbasetemp())
         return TargetSpec("local", root, root, "the default")
+
+
+def _bytes_in(folder: WorkFolder) -> Callable[[str], int]:
+    """Return what tells a folder's bytes while ranks are busy: of several hosts' disks, this one's."""
+    return folder.own_bytes_in if isinstance(folder, SpreadFolder) else folder.bytes_in
+
+
+def _nothing_written(location: str) -> int:
+    return 0
+
+
+def _setup(request: SaveRequest) -> PlanningSetup:
+    return PlanningSetup(
+        model=request.model.name,
+        state=request.model.recipe.name,
+        state_bytes=request.model.state_bytes or 0,
+        options=dict(request.writer.options),
+        planner=request.planner,
+    )
 
 
 def _only_looks(config: pytest.Config) -> bool:

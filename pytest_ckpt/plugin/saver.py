@@ -16,14 +16,25 @@ from pytest_ckpt.plugin.item_verdicts import note_verdicts
 from pytest_ckpt.plugin.plan import tolerance_of
 from pytest_ckpt.plugin.record import SaveRequest
 from pytest_ckpt.plugin.run import Run
-from pytest_ckpt.plugin.settings import EngineSpec, ModelSpec, WriterSpec, engine_spec, model_spec, writer_spec
+from pytest_ckpt.plugin.settings import (
+    EngineSpec,
+    ModelSpec,
+    WriterSpec,
+    engine_spec,
+    model_spec,
+    require_ranks_of_share,
+    require_share_possible,
+    writer_spec,
+)
 from pytest_ckpt.records import SaveRecord
 from pytest_ckpt.save.modes import MODES, why_unavailable
 from pytest_ckpt.world.functions import reference
+from pytest_ckpt.world.interface import World
+from pytest_ckpt.world.mesh import MeshShape, parse_mesh
 
 
 class Measuring:
-    """What `ckpt_save` and `ckpt_load` have in common: a call is a scenario, measured, judged and kept as a row."""
+    """What `ckpt_save` and its likes have in common: a call is a scenario, measured, judged and kept as a row."""
 
     fixture_name = ""
 
@@ -92,11 +103,28 @@ class Measuring:
             model = self._fixture("ckpt_model")
         if isinstance(model, ModelSpec):
             return model
-        recipe = self._run.settings.models[0].recipe
+        settings = self._run.settings
         if isinstance(model, str):
-            return model_spec(model, self.fixture_name, recipe)
+            return replace(model_spec(model, self.fixture_name, settings.models[0].recipe), share=settings.share)
         ref = reference(model, "model")
-        return replace(self._run.settings.models[0], name=str(ref).replace(":", "."), function=ref)
+        return replace(settings.models[0], name=str(ref).replace(":", "."), function=ref)
+
+    def _mesh(self, mesh: str | None, world: World) -> MeshShape | None:
+        """Return the mesh of a call, or of the session; None for a full shard."""
+        settings = self._run.settings
+        if mesh is None:
+            shape, source = settings.mesh, "--ckpt-mesh"
+        else:
+            shape, source = parse_mesh(mesh, self.fixture_name), self.fixture_name
+        if shape is None:
+            return None
+        shape.require_size(world.size, source)
+        if settings.share is not None:
+            raise SettingError(
+                f"mesh {shape} (from {source}) and --ckpt-share={settings.share} do not go together: a share is that "
+                "of a full shard; leave one of them out"
+            )
+        return None if shape.replicate == 1 else shape
 
 
 class Saver(Measuring):
@@ -111,28 +139,34 @@ class Saver(Measuring):
         writer: Callable[[str], Any] | str | WriterSpec | None = None,
         model: Callable[..., dict[str, Any]] | str | ModelSpec | None = None,
         engine: Callable[..., Any] | str | EngineSpec | None = None,
+        mesh: str | None = None,
         name: str | None = None,
     ) -> SaveRecord:
         """Save the model again and again and return the record; its `save_s` and `stall_s` are medians, in seconds.
 
         `mode` is one of `--ckpt-mode`; `writer` a function at module level from a path to a StorageWriter; `model` one
         from the device mesh and device to a state dict; `engine` the name of one, or a function at module level from
-        an `EngineSetup` to an `Engine`. What is left out comes from the fixtures. A failed save ends
-        the test with the rank, its phase and cause; what cannot be used ends it with exit status 4. Where the save
-        regressed against its baseline, the test fails once it has ended: this returns all the same.
+        an `EngineSetup` to an `Engine`; `mesh` is written as for `--ckpt-mesh`. What is left out comes from the
+        fixtures. A failed save ends the test with the rank, its phase and cause; what cannot be used ends it with exit
+        status 4. Where the save regressed against its baseline, the test fails once it has ended: this returns all the
+        same.
         """
 
         def make_request() -> SaveRequest:
             why = why_unavailable(self._mode(mode), self._made("ckpt_world", "run").device)
             if why is not None:
                 pytest.skip(why)
+            spec, world, saving = self._model(model), self._made("ckpt_world", "run"), self._engine(engine)
+            require_share_possible(spec, saving, self._run.settings.train)
+            require_ranks_of_share(spec.share, world.size, "--ckpt-share")
             return SaveRequest(
                 target=self._made("ckpt_target", "location"),
-                model=self._model(model),
-                world=self._made("ckpt_world", "run"),
+                model=spec,
+                world=world,
                 mode=self._mode(mode),
                 writer=self._writer(writer),
-                engine=self._engine(engine),
+                engine=saving,
+                mesh=self._mesh(mesh, world),
                 train=self._run.settings.train,
                 overlap=self._run.settings.overlap and self._mode(mode) != "sync",
                 title=self._title(name),

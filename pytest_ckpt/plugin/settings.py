@@ -20,6 +20,7 @@ from pytest_ckpt.measure.memory import available_memory_bytes
 from pytest_ckpt.model.budget import parse_tokens
 from pytest_ckpt.model.geometry import GEOMETRIES, find_geometry
 from pytest_ckpt.model.recipe import Recipe, find_recipe, state_bytes
+from pytest_ckpt.model.share import Share, parse_share, share_bytes
 from pytest_ckpt.plugin.options import given_values
 from pytest_ckpt.records import options_text
 from pytest_ckpt.save.engines import DEFAULT_ENGINE, ENGINES, require_engine
@@ -29,12 +30,17 @@ from pytest_ckpt.save.writers import DEFAULT_WRITER, WRITERS
 from pytest_ckpt.target.spec import TargetSpec, parse_targets
 from pytest_ckpt.units import parse_bytes, parse_seconds
 from pytest_ckpt.world.functions import FunctionRef, parse_reference, reference
+from pytest_ckpt.world.job import Job, find_job
+from pytest_ckpt.world.mesh import MeshShape, parse_mesh
 
 T = TypeVar("T")
 _KEEPS = ("none", "failed", "all")
 _BASELINES = ("check", "grow", "save", "require", "off")
 _FAIL_ON = ("undecided",)
 _AUTO_MODELS = ("llama3-8b", "llama3.2-3b", "llama3.2-1b", "llama3-debug")
+_PLAN_RANKS = (8, 32, 128, 512)
+_PLAN_MODEL = "llama3-8b"
+"""What is planned where `auto` would choose a model: the plans hold no tensors, so that memory does not forbid it."""
 _DEFAULT = "default"
 _TRAIN = {"cpu": "1x64", "cuda": "1x2048"}
 """What `--ckpt-train on` means: tokens of a rank in a step."""
@@ -48,10 +54,19 @@ class ModelSpec:
     name: str
     recipe: Recipe
     function: FunctionRef | None = None
+    share: Share | None = None
+    """What part of a bigger job is held and saved; None: all of it."""
 
     @property
     def state_bytes(self) -> int | None:
-        """Bytes of the state's tensors; None for a user's function, whose state is not known before it is made."""
+        """Bytes of the tensors that are saved; None for a user's function, whose state is not known before it runs."""
+        if self.function or self.share is None:
+            return self.whole_bytes
+        return share_bytes(find_geometry(self.name, "ckpt_model"), self.recipe, self.share)
+
+    @property
+    def whole_bytes(self) -> int | None:
+        """Bytes of the whole state, of which a share is only a part; None for a user's function."""
         return None if self.function else state_bytes(find_geometry(self.name, "ckpt_model"), self.recipe)
 
     @property
@@ -103,6 +118,12 @@ class Settings:
     targets: tuple[TargetSpec, ...]
     models: tuple[ModelSpec, ...]
     ranks: tuple[int, ...]
+    mesh: MeshShape | None
+    """None: full shard."""
+    share: Share | None
+    """None: the ranks are the job."""
+    plan_ranks: tuple[int, ...]
+    """On paper, for planning alone."""
     device: str
     modes: tuple[str, ...]
     engine: EngineSpec
@@ -135,12 +156,20 @@ class Settings:
     """The user's functions that options name, each with the option."""
     reasons: dict[str, str]
 
+    @property
+    def plan_models(self) -> tuple[ModelSpec, ...]:
+        """What planning is measured of: the session's models, and for `auto` one of its own."""
+        *given, last = self.models
+        if self.reasons.get("model", "").startswith("auto"):
+            last = replace(last, name=_PLAN_MODEL)
+        return tuple(dict.fromkeys(replace(model, share=None) for model in [*given, last]))
+
     def model(self, name: str | None) -> ModelSpec:
         """Return the model called `name`, which a test may name without an option, or the first of the session."""
         for model in self.models:
             if name in (None, model.name):
                 return model
-        return model_spec(str(name), "ckpt_model", self.models[0].recipe)
+        return replace(model_spec(str(name), "ckpt_model", self.models[0].recipe), share=self.share)
 
 
 def read_settings(config: pytest.Config) -> Settings:
@@ -158,10 +187,15 @@ class _Reader:
         engine = self._one("engine", engine_spec, DEFAULT_ENGINE)
         preset = self._one("preset", _preset, "")
         recipe = self._one("state", find_recipe, preset.state if preset else "fp32-adamw")
-        return Settings(
+        mesh, share = self._one("mesh", parse_mesh, ""), self._one("share", parse_share, "")
+        settings = Settings(
             targets=tuple(map(self._from_ini_folder, parse_targets(given_values(self._config, "target")))),
-            models=self._models(recipe, device),
-            ranks=self._ranks(device),
+            models=tuple(replace(model, share=share) for model in self._models(recipe, device)),
+            ranks=self._ranks(device, mesh, share),
+            mesh=mesh,
+            share=share,
+            plan_ranks=tuple(dict.fromkeys(self._many("plan-ranks", _positive)))
+            or self._defaulted("plan-ranks", _PLAN_RANKS),
             device=device,
             modes=tuple(dict.fromkeys(self._many("mode", _mode)))
             or self._defaulted("mode", preset.modes if preset else DEFAULT_MODES),
@@ -192,6 +226,14 @@ class _Reader:
             ),
             reasons=self._reasons,
         )
+        for model in settings.models:
+            require_share_possible(model, settings.engine, settings.train)
+        if share is not None and any(dict(writer.options).get("enable_consolidation") for writer in settings.writers):
+            raise SettingError(
+                f"--ckpt-share={share} leaves enable_consolidation nothing to put together, as nobody writes the rest "
+                "of each tensor; leave one of them out"
+            )
+        return settings
 
     def _from_ini_folder(self, spec: TargetSpec) -> TargetSpec:
         # A relative path in an ini file means one folder, wherever pytest is started.
@@ -250,19 +292,57 @@ class _Reader:
             raise SettingError(f"device 'cuda' (from {source}): torch finds no CUDA device here; write cpu")
         return device
 
-    def _ranks(self, device: str) -> tuple[int, ...]:
+    def _ranks(self, device: str, mesh: MeshShape | None, share: Share | None) -> tuple[int, ...]:
+        if mesh is not None and share is not None:
+            raise SettingError(
+                f"--ckpt-mesh={mesh} and --ckpt-share={share} do not go together: a share is that of a full shard; "
+                "leave one of them out"
+            )
+        layout = ("mesh", mesh.size) if mesh is not None else ("share", share.count) if share is not None else None
+        ranks = self._possible_ranks(device, layout)
+        if mesh is not None:
+            for count in ranks:
+                mesh.require_size(count, given_values(self._config, "mesh")[0][1])
+        for count in ranks if share is not None else ():
+            require_ranks_of_share(share, count, given_values(self._config, "share")[0][1])
+        return ranks
+
+    def _possible_ranks(self, device: str, layout: tuple[str, int] | None) -> tuple[int, ...]:
+        """Return the ranks that were asked for; `layout` is an option that names a number, for where none were."""
         ranks = tuple(dict.fromkeys(self._many("ranks", _positive)))
+        sources = [source for _, source in given_values(self._config, "ranks")]
         gpus = cuda_device_count() if device == "cuda" else None
+        job = find_job(os.environ)
+        if job is not None:
+            return self._ranks_of(job, ranks, gpus)
+        if not ranks and layout is not None:
+            ranks, sources = (layout[1],), [given_values(self._config, layout[0])[0][1]]
+            self._reasons["ranks"] = f"from {sources[0]}"
         if not ranks:
             self._reasons["ranks"] = "all visible GPUs" if gpus else "default on cpu"
             return (gpus or 2,)
-        for count, (_, source) in zip(ranks, given_values(self._config, "ranks"), strict=False):
+        for count, source in zip(ranks, sources, strict=False):
             if gpus is not None and count > gpus:
                 raise SettingError(
                     f"{count} ranks (from {source}) need {count} CUDA devices and there are {gpus}; "
                     f"write {gpus} or less, or --ckpt-device=cpu"
                 )
         return ranks
+
+    def _ranks_of(self, job: Job, ranks: tuple[int, ...], gpus: int | None) -> tuple[int, ...]:
+        if ranks not in ((), (job.size,)):
+            _, source = given_values(self._config, "ranks")[0]
+            raise SettingError(
+                f"{', '.join(map(str, ranks))} ranks (from {source}) are not the {job.size} that {job.launcher} "
+                f"started; leave the option out, or start pytest without {job.launcher}"
+            )
+        if gpus is not None and 1 < gpus < job.local_size:  # one: each rank may be shown its own alone
+            raise SettingError(
+                f"the {job.local_size} ranks that {job.launcher} started on this node need as many CUDA devices and "
+                f"there are {gpus}; start {gpus} or less, or write --ckpt-device=cpu"
+            )
+        self._reasons["ranks"] = f"as many as {job.launcher} started"
+        return (job.size,)
 
     def _models(self, recipe: Recipe, device: str) -> tuple[ModelSpec, ...]:
         given = [(text, source) for text, source in given_values(self._config, "model") if text != "auto"]
@@ -281,6 +361,37 @@ class _Reader:
                 self._reasons["model"] = "auto: the largest llama3 up to 8b that fits device and host memory"
                 return ModelSpec(name, recipe)
         raise CannotFit(f"no llama3 model fits the {room} bytes of device and host memory; give --ckpt-model")
+
+
+def require_ranks_of_share(share: Share | None, ranks: int, source: str) -> None:
+    """Raise `SettingError` naming `source` where a share is not that of so many `ranks`."""
+    if share is not None and share.count != ranks:
+        raise SettingError(
+            f"share {share} (from {source}) is that of {share.count} ranks and this world has {ranks}; write "
+            f"--ckpt-ranks={share.count}, or --ckpt-share={ranks}/{share.of}"
+        )
+
+
+def require_share_possible(model: ModelSpec, engine: EngineSpec, train: str | None) -> None:
+    """Raise `SettingError` where the model's share, if it has one, cannot be made or saved."""
+    if model.share is None:
+        return
+    given = f"--ckpt-share={model.share}"
+    if model.function is not None:
+        raise SettingError(
+            f"{given} needs a model whose shards are known, and {model.name} is your own; choose one of the "
+            "geometries, or leave the option out"
+        )
+    if engine.name != DEFAULT_ENGINE:
+        raise SettingError(
+            f"{given} is saved by DCP with a planner of ours, and engine {engine.name} has no planners; write "
+            f"--ckpt-engine={DEFAULT_ENGINE}, or leave the option out"
+        )
+    if train is not None:
+        raise SettingError(
+            f"{given} and --ckpt-train={train} do not go together: a share is plain chunks of tensors, with which "
+            "nothing can be trained; leave one of them out"
+        )
 
 
 def model_spec(text: str, source: str, recipe: Recipe) -> ModelSpec:

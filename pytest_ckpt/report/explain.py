@@ -23,15 +23,20 @@ _MOST_PHASES = 6
 def explain_lines(record: SaveRecord, *, name: str | None = None, verbose: bool = False) -> list[str]:
     """Return the lines that explain one record, four at most; `verbose` adds all there is.
 
-    They say where the time went, what bounds the save, what to do, and what else was found.
+    They say where the time went, what bounds the save, what to do, and what else was found. A fifth says what each rank
+    writes, where the ranks are no plain full shard.
     """
+    if record.scenario.is_plan and not verbose:  # its steps stand in the table
+        return [f"{name or _scenario(record)}: {v.text}" for v in record.verdicts if v.outcome != "no baseline"]
     lines = [f"{name or _scenario(record)}: {_phases(record, verbose)}"]
+    if verbose or record.scenario.layout:
+        lines += _indented(_bytes_per_rank(record))
     if verbose:
         lines += _indented(_bounds(record), _probes(record))
     main = next((finding for finding in record.findings if finding.id == record.bottleneck), None)
     others = [f for f in record.findings if f is not main and (verbose or f.severity != "info")]
     if main is None:
-        lines += _indented("" if record.scenario.is_load else _no_bottleneck(record))
+        lines += _indented(_no_bottleneck(record) if record.scenario.is_save else "")
         if len(others) == 1 or verbose:
             lines += _told(others)
         else:
@@ -46,7 +51,7 @@ def explain_lines(record: SaveRecord, *, name: str | None = None, verbose: bool 
 
 
 def read_records(path: Path) -> list[tuple[str, SaveRecord]]:
-    """Return (name, record) of each row of a result file that saves or loads; `SettingError` where it is none."""
+    """Return (name, record) of each row of a result file that holds one; `SettingError` where it is none."""
     try:
         document: Any = json.loads(path.read_text())
         rows = [row for row in document["benchmarks"] if "ckpt" in row["extra_info"] and not _is_stall(row)]
@@ -78,11 +83,13 @@ def _scenario(record: SaveRecord) -> str:
     scenario = record.scenario
     engine = "" if scenario.engine == "dcp" else f" {scenario.engine}"
     options = f" {scenario.options_text}" if scenario.options else ""
-    return f"{record.target.label} {scenario.model} r{scenario.world_size} {scenario.mode}{engine}{options}"
+    layout = f" {scenario.layout}" if scenario.layout else ""
+    return f"{record.target.label} {scenario.model} r{scenario.world_size}{layout} {scenario.mode}{engine}{options}"
 
 
 def _phases(record: SaveRecord, verbose: bool) -> str:
-    done = f"{format_bytes(record.logical_bytes)} in {format_seconds(record.save_s)}"
+    what = "planned" if record.scenario.is_plan else format_bytes(record.logical_bytes)
+    done = f"{what} in {format_seconds(record.save_s)}"
     phases = sorted(phase_medians(record).items(), key=lambda item: -item[1])
     if not any(seconds for _, seconds in phases):
         return f"{done}, not traced"
@@ -150,16 +157,32 @@ def _probes(record: SaveRecord) -> str:
     return f"probes: {probe_words(record.probes.details)}" if record.probes and record.probes.details else ""
 
 
+def _bytes_per_rank(record: SaveRecord) -> str:
+    """Return who writes how much: DCP has each replica written by one of the ranks that hold it."""
+    planned = [rank.planned_bytes for rank in record.rounds[-1].ranks] if record.rounds else []
+    known = [size for size in planned if size is not None]
+    if not known or len(known) < len(planned):
+        return ""
+    least, middle, most = (format_bytes(size) for size in (min(known), median(known), max(known)))
+    times = sum(known) / record.logical_bytes if record.logical_bytes else 0.0
+    once = "each byte once" if sum(known) == record.logical_bytes else f"{times:.3g} times the state"
+    total = f"over all ranks {format_bytes(sum(known))}, {once}"
+    return f"bytes per rank: least {least}, median {middle}, most {most}; {total}"
+
+
 def _ranks(record: SaveRecord) -> list[str]:
     """Return a line for each rank: medians over the rounds."""
-    return [_rank(number, list(rounds)) for number, rounds in enumerate(zip(*_by_round(record), strict=False))]
+    return [
+        _rank(f"{number} on host {record.hosts[number]}" if record.hosts else str(number), list(rounds))
+        for number, rounds in enumerate(zip(*_by_round(record), strict=False))
+    ]
 
 
 def _by_round(record: SaveRecord) -> list[list[RankRound]]:
     return [taken.ranks for taken in record.rounds]
 
 
-def _rank(number: int, rounds: list[RankRound]) -> str:
+def _rank(name: str, rounds: list[RankRound]) -> str:
     names = dict.fromkeys(name for own in rounds for name in own.phases)
     phases = {name: median(own.phases.get(name, 0.0) for own in rounds) for name in names}
     waited_for = dict.fromkeys(name for own in rounds for name in own.waits)
@@ -168,13 +191,14 @@ def _rank(number: int, rounds: list[RankRound]) -> str:
     if waits:
         parts.append("waited " + ", ".join(f"{format_seconds(s)} for rank {name}" for name, s in waits.items()))
     for title, show, values in (
+        ("planned", format_bytes, [own.planned_bytes for own in rounds]),
         ("wrote", format_bytes, [own.item_bytes or None for own in rounds]),
         ("CPU", format_seconds, [own.cpu_s for own in rounds]),
         ("read from storage", format_bytes, [own.read_bytes for own in rounds]),
         ("peak memory +", format_bytes, [own.peak_rss_bytes for own in rounds]),
     ):
         parts.append(_median(title, show, values))
-    return f"rank {number}: " + "; ".join(part for part in parts if part)
+    return f"rank {name}: " + "; ".join(part for part in parts if part)
 
 
 def _median(title: str, show: Callable[[float], str], values: Iterable[float | None]) -> str:

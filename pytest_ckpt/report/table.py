@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from pytest_ckpt.records import SaveRecord, options_text
+from pytest_ckpt.report.planning import planning_lines
 from pytest_ckpt.units import format_seconds, three_digits
 
 _DEFAULT_ENGINE = "dcp"
@@ -14,13 +15,18 @@ _DEFAULT_WRITER = "FileSystemWriter"
 
 
 def summary_lines(rows: Sequence[tuple[str | None, SaveRecord]], width: int) -> list[str]:
-    """Return a table with a line per (name, record) that saves, and one of those that load.
+    """Return a table with a line per (name, record) that saves, and one each of those that load and that plan.
 
     Times are medians over the rounds, with least and greatest.
     """
-    saves = [(name, record) for name, record in rows if not record.scenario.is_load]
+    saves = [(name, record) for name, record in rows if record.scenario.is_save]
     loads = [(name, record) for name, record in rows if record.scenario.is_load]
-    return (_table(saves, "save", width) if saves else []) + (_table(loads, "load", width) if loads else [])
+    plans = [record for _, record in rows if record.scenario.is_plan]
+    return (
+        (_table(saves, "save", width) if saves else [])
+        + (_table(loads, "load", width) if loads else [])
+        + (planning_lines(plans, width) if plans else [])
+    )
 
 
 def _table(rows: Sequence[tuple[str | None, SaveRecord]], noun: str, width: int) -> list[str]:
@@ -32,9 +38,11 @@ def _table(rows: Sequence[tuple[str | None, SaveRecord]], noun: str, width: int)
     engines = len({record.scenario.engine for _, record in rows} | {_DEFAULT_ENGINE}) > 1
     writers = len({record.scenario.writer for _, record in rows} | {_DEFAULT_WRITER}) > 1
     options = any(_options(record) for _, record in rows)
+    layouts = any(record.scenario.layout for _, record in rows)
     trained = any(r.effective_cost_s is not None for _, record in rows for r in record.rounds)
     table = Table(box=None, pad_edge=False, header_style="")
-    headings = [*(["name"] if named else []), "target", "model", "ranks", *(["saved by"] if is_load else []), "mode"]
+    headings = [*(["name"] if named else []), "target", "model", "ranks", *(["mesh"] if layouts else [])]
+    headings += [*(["saved by"] if is_load else []), "mode"]
     headings += [*(["engine"] if engines else []), *(["writer"] if writers else []), *(["options"] if options else [])]
     for heading in headings:
         table.add_column(heading, no_wrap=True)
@@ -50,6 +58,7 @@ def _table(rows: Sequence[tuple[str | None, SaveRecord]], noun: str, width: int)
             record.target.label,
             scenario.model,
             str(scenario.world_size),
+            *([scenario.layout or scenario.mesh] if layouts else []),
             *([str(scenario.saved_ranks)] if is_load else []),
             scenario.mode,
             *([scenario.engine] if engines else []),

@@ -22,6 +22,7 @@ from pytest_ckpt.save import torch_private
 from pytest_ckpt.save.trace import SaveTrace
 
 if TYPE_CHECKING:
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
     from torch.distributed.checkpoint.planner import SavePlanner
     from torch.distributed.checkpoint.storage import StorageWriter
 
@@ -52,9 +53,9 @@ class BackgroundTrace:
         """Return what becomes `writer`, watched, in the background process."""
         return _Travelling(_unpack_writer, writer, self)  # type: ignore[return-value]
 
-    def planner(self, options: dict[str, Any]) -> SavePlanner:
-        """Return what becomes DCP's default planner with `options`, watched, in the background process."""
-        return _Travelling(_unpack_planner, self, options)  # type: ignore[return-value]
+    def planner(self, made_by: type[DefaultSavePlanner], options: dict[str, Any]) -> SavePlanner:
+        """Return what becomes a planner of class `made_by` with `options`, watched, in the background process."""
+        return _Travelling(_unpack_planner, self, made_by, options)  # type: ignore[return-value]
 
     def collect(self) -> BackgroundSave | None:
         """Return what was noted of the save that has just ended, and forget it; None where nothing was."""
@@ -125,8 +126,8 @@ def _unpack_writer(writer: StorageWriter, noting: _Noting) -> StorageWriter:
     return writer
 
 
-def _unpack_planner(noting: _Noting, options: dict[str, Any]) -> SavePlanner:
-    return noting.trace.planner(**options)
+def _unpack_planner(noting: _Noting, made_by: type[DefaultSavePlanner], options: dict[str, Any]) -> SavePlanner:
+    return noting.trace.planner(made_by, **options)
 
 
 def _end_with(parent: int) -> None:

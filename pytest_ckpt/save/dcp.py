@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import SavePlanner
     from torch.distributed.checkpoint.storage import StorageWriter
 
+    from pytest_ckpt.save.engines import PlannerSetup
+
 
 class DcpEngine:
     """Saves through `dcp.save` or `dcp.async_save`; see `Engine`."""
@@ -31,10 +33,13 @@ class DcpEngine:
         writer: Callable[[str], StorageWriter],
         group: ProcessGroup,
         options: Mapping[str, Value] | None = None,
+        planner: PlannerSetup | None = None,
     ) -> None:
         self.mode = MODES[mode]
-        self.planner_options: dict[str, Any] = dict(owned_by("planner", options or {}))
-        """Arguments of `DefaultSavePlanner`."""
+        of_options: dict[str, Any] = dict(owned_by("planner", options or {}))
+        self.planner_class: type[DefaultSavePlanner] = DefaultSavePlanner if planner is None else planner.made_by
+        self.planner_options: dict[str, Any] = of_options if planner is None else {**planner.arguments, **of_options}
+        """Arguments of `planner_class`."""
         self._crc32 = bool((options or {}).get("crc32", True))
         self._keeps_writer = bool((options or {}).get("cache_staged_state_dict", False))
         self._make_writer = writer
@@ -57,7 +62,7 @@ class DcpEngine:
             self.writer = self._kept = self._make_writer(location)
             if not self._crc32:
                 without_crc32(self.writer, type(self.writer).__name__)
-        self.planner = DefaultSavePlanner(**self.planner_options) if self.planner_options else None
+        self.planner = self.planner_class(**self.planner_options) if self.planner_options else None
 
     def start(self, state_dict: dict[str, Any]) -> Pending:
         """See `Engine.start`."""

@@ -24,6 +24,16 @@ PARTS = ("prepare", "start", "stored_bytes", "load", "close")
 
 
 @dataclass(frozen=True)
+class PlannerSetup:
+    """Another planner than DCP's own; it travels to the background process as class and arguments."""
+
+    made_by: Any
+    """A subclass of `DefaultSavePlanner` at module level, which takes that one's arguments too."""
+    arguments: dict[str, Any]
+    """At least one."""
+
+
+@dataclass(frozen=True)
 class EngineSetup:
     """What an engine is made from, on one rank."""
 
@@ -36,6 +46,8 @@ class EngineSetup:
     """From a path to a `StorageWriter`, with the options in force; of `dcp`."""
     options: dict[str, Any] = field(default_factory=dict)
     """`--ckpt-writer-opt`, for engines that have no writers."""
+    planner: PlannerSetup | None = None
+    """Of `dcp`, where the state needs a planner of its own."""
 
 
 def require_engine(name: str) -> None:
@@ -63,4 +75,4 @@ def make_engine(name: str, setup: EngineSetup, factory: Callable[[EngineSetup], 
         return TorchCheckpointingEngine(setup)
     from pytest_ckpt.save.dcp import DcpEngine
 
-    return DcpEngine(setup.mode, setup.make_writer, setup.group, setup.options)
+    return DcpEngine(setup.mode, setup.make_writer, setup.group, setup.options, setup.planner)

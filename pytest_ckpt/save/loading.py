@@ -16,6 +16,7 @@ from pytest_ckpt.errors import SettingError
 from pytest_ckpt.measure.spans import Event, RankTrace
 from pytest_ckpt.save.dcp import DcpEngine
 from pytest_ckpt.save.engine import Engine, TimedSave
+from pytest_ckpt.save.share import PARTIAL
 from pytest_ckpt.save.trace import SaveTrace
 
 METADATA = ".metadata"
@@ -24,6 +25,8 @@ METADATA = ".metadata"
 
 def require_loadable(engine: Engine, location: str) -> None:
     """Raise `SettingError` where DCP cannot load by its path alone what lies at `location`."""
+    if os.path.exists(os.path.join(location, PARTIAL)):
+        raise SettingError(f"{location} holds a part of a checkpoint (see {PARTIAL} there), which cannot be loaded")
     if isinstance(engine, DcpEngine) and "://" not in location and not os.path.exists(os.path.join(location, METADATA)):
         raise SettingError(
             f"the writer left no {METADATA}, so dcp.load(checkpoint_id=...) cannot load its checkpoint by its path; "

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from pytest_ckpt.errors import SettingError
+
 if TYPE_CHECKING:
+    from torch.distributed.checkpoint.planner import SavePlan
+    from torch.distributed.checkpoint.storage import WriteResult
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
 
@@ -79,3 +87,64 @@ def offsets_of_shard(tensor: DTensor) -> tuple[int, ...]:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     return tuple(compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)[1])
+
+
+def mesh_on_paper(size: int, rank: int) -> DeviceMesh:
+    """Return the mesh of a full shard over `size` ranks as `rank` sees it, without a process group."""
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+
+    try:
+        return DeviceMesh("cpu", torch.arange(size), mesh_dim_names=("shard",), _init_backend=False, _rank=rank)
+    except TypeError:  # a torch before 2.10
+        raise SettingError(
+            f"torch {torch.__version__} makes no mesh without processes, which planning on paper needs; install a "
+            "later one"
+        ) from None
+
+
+@contextmanager
+def validation_timed(note: Callable[[float], None]) -> Iterator[None]:
+    """Tell `note` the CPU seconds that DCP's check of a global plan takes; nothing where this torch has none."""
+    from torch.distributed.checkpoint import default_planner
+
+    validate = getattr(default_planner, _VALIDATE, None)
+    if validate is None:
+        yield
+        return
+
+    def timed(*arguments: Any) -> Any:
+        began = time.process_time()
+        try:
+            return validate(*arguments)
+        finally:
+            note(time.process_time() - began)
+
+    setattr(default_planner, _VALIDATE, timed)
+    try:
+        yield
+    finally:
+        setattr(default_planner, _VALIDATE, validate)
+
+
+_VALIDATE = "_validate_global_plan"
+"""The planner looks it up in its module when it plans."""
+
+
+def write_results(plan: SavePlan, rank: int) -> list[WriteResult]:
+    """Return what a FileSystemWriter would report of `rank`'s plan: one file, in it each item at its offset.
+
+    Lengths are those of the tensors' bytes; torch.save's own few hundred bytes of each item are not known before it
+    is written.
+    """
+    from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX, _StorageInfo
+    from torch.distributed.checkpoint.storage import WriteResult
+
+    results, offset, path = [], 0, f"__{rank}_0{DEFAULT_SUFFIX}"
+    for item in plan.items:
+        data = item.tensor_data
+        length = math.prod(data.chunk.sizes) * data.properties.dtype.itemsize if data else 0
+        info = _StorageInfo(path, offset, length)
+        results.append(WriteResult(index=item.index, size_in_bytes=length, storage_data=info))
+        offset += length
+    return results

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -19,7 +21,7 @@ from pytest_ckpt.measure.spans import Event, Item, RankTrace, Sync
 from pytest_ckpt.save import torch_private
 
 if TYPE_CHECKING:
-    from torch.distributed.checkpoint.planner import WriteItem
+    from torch.distributed.checkpoint.planner import SavePlan, WriteItem
     from torch.distributed.checkpoint.storage import StorageWriter
 
 _now = time.monotonic
@@ -40,12 +42,15 @@ class SaveTrace:
         self._syncs: list[Sync] = []
         self._global_syncs = 0
         self._calls = 0
+        self._planned_bytes: int | None = None
         self._resolved = threading.local()
         self._handler = _EventHandler(self._events)
 
-    def planner(self, **options: Any) -> DefaultSavePlanner:
-        """Return DCP's default planner with `options`, its `resolve_data` noted."""
-        return _TracedPlanner(self, options)
+    def planner(self, made_by: type[DefaultSavePlanner] = DefaultSavePlanner, **options: Any) -> DefaultSavePlanner:
+        """Return a planner of class `made_by` with `options`, its `resolve_data` and its final plan noted."""
+        planner = _traced_class(made_by)(**options)
+        planner.trace = self
+        return planner  # type: ignore[no-any-return]
 
     def watch_writer(self, writer: StorageWriter) -> bool:
         """Note the streams that `writer` opens; False where it opens none that can be wrapped."""
@@ -98,6 +103,7 @@ class SaveTrace:
             syncs=self._syncs,
             global_syncs=self._global_syncs,
             tracer_s=self._calls * _call_cost_s(),
+            planned_bytes=self._planned_bytes,
         )
 
 
@@ -125,19 +131,35 @@ class _EventHandler(logging.Handler):
         return True
 
 
+@cache
+def _traced_class(made_by: type[DefaultSavePlanner]) -> Any:
+    # A class, as functions put on the planner would refer to it: what it holds of the state would outlive the save.
+    return type(f"Traced{made_by.__name__}", (_TracedPlanner, made_by), {})
+
+
 class _TracedPlanner(DefaultSavePlanner):
-    def __init__(self, trace: SaveTrace, options: dict[str, Any]) -> None:
-        super().__init__(**options)
-        self._trace = trace
+    trace: SaveTrace
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        """See `SavePlanner.finish_plan`; what this rank is to write is known from here on."""
+        plan = super().finish_plan(new_plan)
+        self.trace._planned_bytes = planned_bytes(plan)
+        return plan
 
     def resolve_data(self, write_item: WriteItem) -> Any:
         """See `SavePlanner.resolve_data`; what follows its return is the copy."""
         start = _now()
         data = super().resolve_data(write_item)
         # An object is serialised in here, a tensor only looked up: its copy begins now.
-        self._trace._resolved.at = _now() if hasattr(data, "untyped_storage") else start
-        self._trace._calls += 1
+        self.trace._resolved.at = _now() if hasattr(data, "untyped_storage") else start
+        self.trace._calls += 1
         return data
+
+
+def planned_bytes(plan: SavePlan) -> int:
+    """Return the bytes of the tensors with a dimension that a rank's plan has it write, as `logical_bytes` counts."""
+    chunks = [item.tensor_data for item in plan.items if item.tensor_data is not None and item.tensor_data.size]
+    return sum(math.prod(data.chunk.sizes) * data.properties.dtype.itemsize for data in chunks)
 
 
 def _timed(write: Callable[[Any], Any]) -> tuple[Callable[[Any], Any], Callable[[], tuple[int, float, float]]]:

@@ -35,10 +35,10 @@ class WatchedSave:
         if engine.mode.process:
             self._background = BackgroundTrace(scratch)
             engine.writer = self._background.writer(engine.writer)
-            engine.planner = self._background.planner(engine.planner_options)
+            engine.planner = self._background.planner(engine.planner_class, engine.planner_options)
         else:
             self._streams_seen = self._trace.watch_writer(engine.writer)
-            engine.planner = self._trace.planner(**engine.planner_options)
+            engine.planner = self._trace.planner(engine.planner_class, **engine.planner_options)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -74,6 +74,7 @@ class WatchedSave:
             syncs=own.syncs + theirs.syncs,
             global_syncs=own.global_syncs + theirs.global_syncs,
             tracer_s=own.tracer_s + theirs.tracer_s,
+            planned_bytes=theirs.planned_bytes,
         )
         return Noted(both, background.streams_seen, background)
 

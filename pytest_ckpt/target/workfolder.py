@@ -229,13 +229,18 @@ def has_folder_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def make_work_folder(target: str) -> PathWorkFolder:
+def make_work_folder(target: str, name: str | None = None) -> PathWorkFolder:
     """Make a work folder in the folder `target` and try there, with a few bytes, what a save needs.
 
-    `SettingError` names the operation that was refused; what had been made by then is removed.
+    `name` is that of a work folder that this run has made on another host. `SettingError` names the operation that
+    was refused; what had been made by then is removed.
     """
     with attempt("mkdir", os.path.join(target, PREFIX)):
-        path = tempfile.mkdtemp(prefix=PREFIX, dir=target)
+        if name is None:
+            path = tempfile.mkdtemp(prefix=PREFIX, dir=target)
+        else:
+            path = os.path.join(target, name)
+            os.mkdir(path, 0o700)
     held: MarkedFolder | None = None
     try:
         held = MarkedFolder.create(path)

@@ -7,20 +7,18 @@ disguise, so fault is told apart from consequence here.
 from __future__ import annotations
 
 import re
-import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 import msgspec
-import psutil
 
 from pytest_ckpt.save.watch import SHARED_GROUP
 from pytest_ckpt.world.interface import FailedRank, RankFailure
-from pytest_ckpt.world.process import RankProcess, take_stacks
 
 # faulthandler's lines, innermost first: a thread that waits for other ranks has one of these files near its top.
 _COLLECTIVE = re.compile(r'^  File ".*?/(?:distributed_c10d|_functional_collectives)\.py", line \d+ in (\w+)')
 _NEAR_TOP = 4
-_OURS = re.compile(r'^  File ".*?/pytest_ckpt/world/rank\.py", line \d+ in _reply\n(?:  File .*\n?)*', re.M)
+_OURS = re.compile(r'^  File ".*?/pytest_ckpt/world/rank\.py", line \d+ in reply_to\n(?:  File .*\n?)*', re.M)
 _COLLECTIVE_ERROR = re.compile(r"gloo|nccl|c10d|op\.preamble|closed by peer", re.I)
 
 
@@ -41,25 +39,60 @@ class Raised(msgspec.Struct, frozen=True, kw_only=True):
     hints: list[str]
 
 
+class SeenRank(Protocol):
+    """What can be known of a rank from outside, whether it answers, is stuck, stopped or dead."""
+
+    @property
+    def rank(self) -> int:
+        """Its number."""
+
+    def phase(self) -> str:
+        """Return the phases that it last noted."""
+
+    def state(self) -> str:
+        """Return what is known of its process, as in `process sleeping`."""
+
+    def is_stopped(self) -> bool:
+        """Return whether its process does not run at all any more, though it has not ended."""
+
+    def ended(self) -> str:
+        """Return how its process ended, in words."""
+
+    def log_tail(self) -> str:
+        """Return the last lines that it wrote, as far as they can be read here."""
+
+
+R = TypeVar("R", bound=SeenRank)
+
+
 def examine(
-    processes: Sequence[RankProcess], raised: Mapping[int, Raised], died: set[int], silent: set[int], limit: str
+    ranks: Sequence[R],
+    raised: Mapping[int, Raised],
+    died: set[int],
+    silent: set[int],
+    limit: str,
+    take_stacks: Callable[[Sequence[R]], Mapping[int, str]],
 ) -> RankFailure:
-    """Return the failure of a command in which ranks raised, died or did not answer within `limit`."""
-    pending = [process for process in processes if process.rank in silent]
-    states = {process.rank: process.state() for process in pending}
-    stacks = take_stacks([process for process in pending if states[process.rank] != psutil.STATUS_STOPPED])
-    culprits = blamed(raised, died) or stuck_ranks(states, stacks)
+    """Return the failure of a command in which ranks raised, died or did not answer within `limit`.
+
+    `take_stacks` returns the Python stacks of those of the given ranks that still can show them.
+    """
+    pending = [seen for seen in ranks if seen.rank in silent]
+    stopped = {seen.rank for seen in pending if seen.is_stopped()}
+    states = {seen.rank: seen.state() for seen in pending}
+    stacks = take_stacks([seen for seen in pending if seen.rank not in stopped])
+    culprits = blamed(raised, died) or stuck_ranks(silent, stopped, stacks)
     failed = []
-    for process in processes:
-        at_fault = process.rank in culprits
-        if process.rank in raised:
-            failed.append(_raised(process, raised[process.rank], at_fault))
-        elif process.rank in died:
-            failed.append(_died(process))
-        elif process.rank in silent and at_fault and raised:
-            failed.append(_named_by_others(process, raised, stacks.get(process.rank, "")))
-        elif process.rank in silent:
-            failed.append(_silent(process, states[process.rank], stacks.get(process.rank, ""), at_fault, limit))
+    for seen in ranks:
+        at_fault = seen.rank in culprits
+        if seen.rank in raised:
+            failed.append(_raised(seen, raised[seen.rank], at_fault))
+        elif seen.rank in died:
+            failed.append(_died(seen))
+        elif seen.rank in silent and at_fault and raised:
+            failed.append(_named_by_others(seen, raised, stacks.get(seen.rank, "")))
+        elif seen.rank in silent:
+            failed.append(_silent(seen, states[seen.rank], stacks.get(seen.rank, ""), at_fault, limit))
     return RankFailure(failed)
 
 
@@ -74,11 +107,10 @@ def blamed(raised: Mapping[int, Raised], died: set[int]) -> set[int]:
     return named | by_themselves
 
 
-def stuck_ranks(states: Mapping[int, str], stacks: Mapping[int, str]) -> set[int]:
+def stuck_ranks(silent: set[int], stopped: set[int], stacks: Mapping[int, str]) -> set[int]:
     """Return which of the silent ranks hold up the others: stopped ones, else those in no collective, else all."""
-    stopped = {rank for rank, state in states.items() if state == psutil.STATUS_STOPPED}
-    at_work = {rank for rank in states if collective(stacks.get(rank, "")) is None}
-    return stopped or at_work or set(states)
+    at_work = {rank for rank in silent if collective(stacks.get(rank, "")) is None}
+    return stopped or at_work or silent
 
 
 def collective(stack: str) -> str | None:
@@ -92,7 +124,7 @@ def collective(stack: str) -> str | None:
     return None
 
 
-def _raised(process: RankProcess, error: Raised, at_fault: bool) -> FailedRank:
+def _raised(process: SeenRank, error: Raised, at_fault: bool) -> FailedRank:
     if not at_fault:
         return FailedRank(rank=process.rank, what="waiting", phase=error.phase, cause=f"then {error.cause}")
     shared = bool(_COLLECTIVE_ERROR.search(error.cause))
@@ -108,7 +140,7 @@ def _raised(process: RankProcess, error: Raised, at_fault: bool) -> FailedRank:
     )
 
 
-def _named_by_others(process: RankProcess, raised: Mapping[int, Raised], stack: str) -> FailedRank:
+def _named_by_others(process: SeenRank, raised: Mapping[int, Raised], stack: str) -> FailedRank:
     """A rank whose error DCP passed on to others before it could say so itself."""
     error = next(error for error in raised.values() if process.rank in error.origins)
     return FailedRank(
@@ -123,23 +155,15 @@ def _named_by_others(process: RankProcess, raised: Mapping[int, Raised], stack: 
     )
 
 
-def _died(process: RankProcess) -> FailedRank:
-    code = process.exit_code()
-    if code is None:
-        cause = "closed its command channel"
-    elif code >= 0:
-        cause = f"exited with status {code}"
-    else:
-        cause = f"killed by {_signal_name(-code)}"
-        if -code == signal.SIGKILL:
-            cause += " (by hand, or by the kernel when memory ran out: see dmesg)"
+def _died(process: SeenRank) -> FailedRank:
+    cause = process.ended()
     return FailedRank(rank=process.rank, what="died", phase=process.phase(), cause=cause, log_tail=process.log_tail())
 
 
-def _silent(process: RankProcess, state: str, stack: str, at_fault: bool, limit: str) -> FailedRank:
+def _silent(process: SeenRank, state: str, stack: str, at_fault: bool, limit: str) -> FailedRank:
     phase = process.phase()
     where = collective(stack)
-    cause = f"process {state}" + (f", in the collective {where}" if where else "")
+    cause = state + (f", in the collective {where}" if where else "")
     return FailedRank(
         rank=process.rank,
         what="stuck" if at_fault else "waiting",
@@ -158,10 +182,3 @@ def _hints(phase: str) -> list[str]:
         "an async save was started on the process group that training uses; the collectives of both interleave and "
         "deadlock: give the save a dedicated gloo group (process_group=...)"
     ]
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,6 +16,8 @@ from pytest_ckpt.measure.spans import RankTrace
 from pytest_ckpt.world.context import Rank
 from pytest_ckpt.world.functions import FunctionRef, resolve
 
+_BARRIERS = 9
+"""Before each round where ranks are on several hosts, whose clocks are compared by them."""
 STEPS_BEFORE, STEPS_AFTER = 3, 2
 """Of a training beside the save, in each round."""
 
@@ -31,21 +34,24 @@ def prepare(
     engine: str = "dcp",
     engine_factory: list[Any] | None = None,
     train: str | None = None,
+    mesh: str | None = None,
+    share: str | None = None,
 ) -> dict[str, Any]:
     """Make the training state of `model`, unless this rank holds it already, and the engine that will save it.
 
     `function` is the reference of a user's own state function, or None for a named geometry; `writer` and
-    `engine_factory` are references too.
+    `engine_factory` are references too. `mesh` (`replicate=2,shard=4`) is a full shard where it is left out; with
+    `share` (`2/64`) the ranks hold what the first of so many would.
     """
     from pytest_ckpt.save.torch_private import clear_plan_caches
 
     close_engine(rank)
     clear_plan_caches()
-    key = [model, state, function]
+    key = [model, state, function, mesh, share]
     if rank.memory.get("state_key") != key:
         release(rank)
         with rank.status.phase("make the state"):
-            rank.memory["state"] = _make_state(rank, model, state, function)
+            rank.memory["state"] = _make_state(rank, model, state, function, mesh, share)
         rank.memory["state_key"] = key
     if mode == "sync":  # training stands still: there are no steps to take
         train = None
@@ -79,10 +85,10 @@ def save_round(
     Only the save itself lies between the readings: changing the state, making the writer and waiting for the other
     ranks come before.
     """
-    import torch.distributed as dist
-
+    from pytest_ckpt.model.share_state import ShareState
     from pytest_ckpt.save import watch
     from pytest_ckpt.save.engine import timed_save
+    from pytest_ckpt.save.share import mark_partial
     from pytest_ckpt.save.tracing import watch_engine
 
     state, engine = rank.memory["state"], rank.memory["engine"]
@@ -100,15 +106,19 @@ def save_round(
     peak.start()
     usage.start()
     with rank.status.phase("barrier"):
-        dist.barrier(group=rank.control_group)
+        exits = _meet(rank)
     with watched.running() if watched else nullcontext():
         timed = timed_save(engine, state.state_dict, beside.meanwhile if beside else None, under_way)
     disk, (cpu_s, write_bytes), peak_rss_bytes = disks.since(), usage.stop(), peak.stop()
     watch.require_saves_finished()
     del rank.memory["location"]
+    if rank.rank == 0 and isinstance(state, ShareState):
+        mark_partial(location, state.share)
     reply = {
         "train": beside.after() if beside else None,
         **timed._asdict(),
+        "host": rank.host,
+        "exits_s": exits,
         "peak_rss_bytes": peak_rss_bytes,
         "cpu_s": cpu_s,
         "write_bytes": write_bytes,
@@ -118,6 +128,17 @@ def save_round(
         "trace": None,
     }
     return reply if watched is None else _with_trace(reply, watched.result(timed))
+
+
+def _meet(rank: Rank) -> list[float]:
+    """Wait for all ranks, and return this rank's readings of the clock as it left each barrier, the last one's too."""
+    import torch.distributed as dist
+
+    exits = []
+    for _ in range(_BARRIERS if rank.hosts else 1):
+        dist.barrier(group=rank.control_group)
+        exits.append(time.monotonic())
+    return exits
 
 
 def digest_state(rank: Rank) -> dict[str, Any]:
@@ -132,7 +153,7 @@ def load_round(rank: Rank, *, location: str, cold: bool, trace: bool = True) -> 
     """Load the checkpoint at `location` into the state, which was wiped, and return what `save_round` returns.
 
     `cold` has the page cache forget the checkpoint first. Only the load itself lies between the readings. `not_dropped`
-    is why the page cache of the whole host was not dropped, of rank 0; None where it was, and on other ranks.
+    is why the page cache of the whole host was not dropped, of a host's first rank; None where it was, and on others.
     """
     import torch.distributed as dist
 
@@ -149,13 +170,13 @@ def load_round(rank: Rank, *, location: str, cold: bool, trace: bool = True) -> 
         with rank.status.phase("make the page cache cold"):
             drop_files(location)
             dist.barrier(group=rank.control_group)  # what is written by now can be dropped
-            not_dropped = drop_everything() if rank.rank == 0 else None
+            not_dropped = drop_everything() if rank.leads_host else None
     watched = WatchedLoad(state) if trace else None
     peak, usage = PeakMemory(), ProcessUsage()
     peak.start()
     usage.start()
     with rank.status.phase("barrier"):
-        dist.barrier(group=rank.control_group)
+        exits = _meet(rank)
     read_before = storage_read_bytes()
     with watched.running() if watched else nullcontext(), rank.status.phase("load"):
         timed = timed_load(engine, watched.state_dict if watched else state, location)
@@ -163,6 +184,8 @@ def load_round(rank: Rank, *, location: str, cold: bool, trace: bool = True) -> 
     (cpu_s, write_bytes), peak_rss_bytes = usage.stop(), peak.stop()
     return {
         **timed._asdict(),
+        "host": rank.host,
+        "exits_s": exits,
         "peak_rss_bytes": peak_rss_bytes,
         "cpu_s": cpu_s,
         "write_bytes": write_bytes,
@@ -280,16 +303,40 @@ def make_engine_of(
         device=rank.device,
         make_writer=lambda location: make_writer(factory, location, str(ref), of_writer),
         options=options,
+        planner=_planner_of(rank),
     )
     return make_engine(engine, setup, own)
 
 
-def _make_state(rank: Rank, model: str, state: str, function: list[Any] | None) -> Any:
+def _planner_of(rank: Rank) -> Any:
+    """Return the planner that the state of this rank needs; None: DCP's own."""
+    from pytest_ckpt.model.share_state import ShareState
+    from pytest_ckpt.save.engines import PlannerSetup
+    from pytest_ckpt.save.share import SharePlanner
+
+    state = rank.memory.get("state")
+    if not isinstance(state, ShareState):
+        return None
+    return PlannerSetup(SharePlanner, {"wholes": state.wholes, "share": state.share, "rank": rank.rank})
+
+
+def _make_state(
+    rank: Rank, model: str, state: str, function: list[Any] | None, mesh: str | None, share: str | None
+) -> Any:
     from pytest_ckpt.model.geometry import find_geometry
     from pytest_ckpt.model.recipe import find_recipe
+    from pytest_ckpt.model.share import parse_share
+    from pytest_ckpt.model.share_state import make_share
     from pytest_ckpt.model.state import make_state, user_state
+    from pytest_ckpt.world.mesh import full_shard, parse_mesh
 
+    shape = parse_mesh(mesh or "", "scenario") or full_shard(rank.size)
+    shape.require_size(rank.size, "scenario")
     if function is not None:
         ref = FunctionRef(*function)
-        return user_state(resolve(ref, "model"), str(ref), rank.mesh, rank.device)
-    return make_state(find_geometry(model, "scenario"), find_recipe(state, "scenario"), rank.mesh, rank.device)
+        return user_state(resolve(ref, "model"), str(ref), rank.mesh_of(shape), rank.device)
+    geometry, recipe = find_geometry(model, "scenario"), find_recipe(state, "scenario")
+    own = parse_share(share or "", "scenario")
+    if own is not None:
+        return make_share(geometry, recipe, own, rank.rank, rank.device)
+    return make_state(geometry, recipe, rank.mesh_of(shape), rank.device)

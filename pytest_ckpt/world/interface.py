@@ -57,6 +57,12 @@ class World(Protocol):
         ...
 
 
+def hosts_of(world: World) -> tuple[int, ...]:
+    """Return the number of each rank's host; empty where all ranks share one, as all but attached worlds' do."""
+    hosts: tuple[int, ...] = getattr(world, "hosts", ())
+    return hosts if any(hosts) else ()
+
+
 class FailedRank(msgspec.Struct, kw_only=True):
     """One rank's part in a failure."""
 

@@ -65,6 +65,11 @@ class _LoadRun(ScenarioRun):
         self.location = ""
         self.notes: list[str] = []
 
+    @property
+    def mesh(self) -> str | None:
+        """That of the scenario is the mesh of the ranks that load; other ranks that save are a full shard."""
+        return self.saving.mesh if self.world is self.load_world else None
+
     def measure(self) -> Measured:
         """See `measure_loads`."""
         began = self.clock()
@@ -91,7 +96,7 @@ class _LoadRun(ScenarioRun):
         self.progress.step(f"{what}: comparing", None, 0)
         self._require_equal(self._digests())
         if self.cold:
-            why = replies[0]["not_dropped"]
+            why = next((reply["not_dropped"] for reply in replies if reply["not_dropped"] is not None), None)
             note = "cold: page cache dropped" if why is None else f"cold: fadvise only ({why})"
             self.notes = list(dict.fromkeys([*self.notes, note]))
         return self.summarize(replies)

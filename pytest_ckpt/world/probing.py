@@ -117,8 +117,7 @@ def probe_rank(rank: Rank, *, name: str, location: str | None, max_bytes: int, m
         else:
             path = os.path.join(location, f"{name}.{rank.rank}")
             reading = write_probe(_MODES[name], path, max_bytes=max_bytes, max_seconds=max_seconds, agree=agree)
-    plain: dict[str, Any] = msgspec.to_builtins(reading)
-    return plain
+    return {**msgspec.to_builtins(reading), "host": rank.host}
 
 
 def _measure(
@@ -140,8 +139,23 @@ def _measure(
             max_bytes=max_bytes // world.size,
             max_seconds=max_seconds,
         )
-        probes.append(combine(name, msgspec.convert(replies, list[Reading])))
+        readings = msgspec.convert(replies, list[Reading])
+        probes.append(combine(name, from_common_start(readings, [reply.get("host", 0) for reply in replies])))
     return probes
+
+
+def from_common_start(readings: Sequence[Reading], hosts: Sequence[int]) -> list[Reading]:
+    """Return readings of several hosts, whose clocks have no common axis, counted from when each host began.
+
+    They begin on leaving one barrier, so within its latency of each other.
+    """
+    if not any(hosts):
+        return list(readings)
+    began = {host: min(r.start_s for r, of in zip(readings, hosts, strict=True) if of == host) for host in set(hosts)}
+    return [
+        msgspec.structs.replace(reading, start_s=reading.start_s - began[host], end_s=reading.end_s - began[host])
+        for reading, host in zip(readings, hosts, strict=True)
+    ]
 
 
 def _affordable(location: str, max_bytes: int) -> int:

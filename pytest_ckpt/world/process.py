@@ -17,7 +17,7 @@ from pytest_ckpt.world.status import read_status
 
 _LOG_LINES = 20
 _STACK_S = 2.0
-_GONE = "gone"
+GONE = "gone"
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,28 @@ class RankProcess:
         return read_status(self.status_file).phase
 
     def state(self) -> str:
-        """Return the kernel's word for it: `sleeping`, `stopped`, `disk-sleep` ..., or `gone`."""
-        try:
-            return str(psutil.Process(self.pid).status())
-        except psutil.NoSuchProcess:
-            return _GONE
+        """Return what the kernel says of it, as in `process sleeping`."""
+        return f"process {process_state(self.pid)}"
+
+    def is_stopped(self) -> bool:
+        """Return whether it is stopped (SIGSTOP, a debugger)."""
+        return process_state(self.pid) == psutil.STATUS_STOPPED
 
     def is_running(self) -> bool:
         """Return whether it has not ended."""
-        return self.state() not in (_GONE, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        return process_state(self.pid) not in (GONE, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+
+    def ended(self) -> str:
+        """Return how it ended, in words."""
+        code = self.exit_code()
+        if code is None:
+            return "closed its command channel"
+        if code >= 0:
+            return f"exited with status {code}"
+        cause = f"killed by {_signal_name(-code)}"
+        if -code == signal.SIGKILL:
+            cause += " (by hand, or by the kernel when memory ran out: see dmesg)"
+        return cause
 
     def exit_code(self) -> int | None:
         """Return its exit status, negative for a signal; None where it has not ended."""
@@ -68,6 +81,14 @@ class RankProcess:
         """End it and what it started, also where it is stopped or has ended before its children."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
+
+
+def process_state(pid: int) -> str:
+    """Return the kernel's word for a process of this host: `sleeping`, `stopped`, `disk-sleep` ..., or `gone`."""
+    try:
+        return str(psutil.Process(pid).status())
+    except psutil.NoSuchProcess:
+        return GONE
 
 
 def take_stacks(processes: Sequence[RankProcess]) -> dict[int, str]:
@@ -101,3 +122,10 @@ def _read_from(path: Path, offset: int) -> str:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"

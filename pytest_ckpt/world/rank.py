@@ -12,15 +12,19 @@ import signal
 import sys
 import time
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_ckpt.world.channel import Channel, encode
 from pytest_ckpt.world.context import Rank
 from pytest_ckpt.world.functions import FunctionRef, resolve
 from pytest_ckpt.world.status import StatusBoard
 
+if TYPE_CHECKING:
+    import torch
+
 _PR_SET_PDEATHSIG = 1
-_NEVER = timedelta(days=20)  # the parent's deadline comes first: gloo's own can name neither rank nor phase
+NEVER = timedelta(days=20)
+"""For groups: the controller's deadline comes first, and gloo's own can name neither rank nor phase."""
 
 
 def die_with(parent: int) -> None:
@@ -54,7 +58,7 @@ def main(socket_path: str, status_path: str, store_path: str) -> None:
         with status.phase("join the process group"):
             rank = _join(number, setup, store_path, status)
     except BaseException as error:
-        channel.send({"error": _describe(error, status)})
+        channel.send({"error": describe_error(error, status)})
         return
     channel.send({"value": "ready"})
     _serve(channel, rank)
@@ -62,30 +66,48 @@ def main(socket_path: str, status_path: str, store_path: str) -> None:
 
 
 def _join(number: int, setup: dict[str, Any], store_path: str, status: StatusBoard) -> Rank:
-    import torch
     import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
 
     from pytest_ckpt.save import watch
 
-    device = torch.device(setup["device"])
-    if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
+    device = own_device(setup["device"])
     size = int(os.environ["WORLD_SIZE"])
     dist.init_process_group(
-        setup["backend"], init_method=f"file://{store_path}", rank=number, world_size=size, timeout=_NEVER
+        setup["backend"], init_method=f"file://{store_path}", rank=number, world_size=size, timeout=NEVER
     )
     watch.install(status)
+    return make_rank(number, size, device, status, os.path.dirname(store_path))
+
+
+def own_device(name: str) -> torch.device:
+    """Return this rank's device of the kind `name`, and make it the calling thread's current one."""
+    import torch
+
+    device = torch.device(name)
+    if device.type == "cuda":
+        # A launcher may show each rank its own GPU alone, which is then number 0.
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    return device
+
+
+def make_rank(
+    number: int, size: int, device: torch.device, status: StatusBoard, scratch: str, hosts: tuple[int, ...] = ()
+) -> Rank:
+    """Return this rank's context, with groups of its own in the process group, which all ranks are in by now."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
     return Rank(
         rank=number,
         size=size,
         device=device,
         mesh=init_device_mesh(device.type, (size,), mesh_dim_names=("shard",)),
-        control_group=dist.new_group(backend="gloo", timeout=_NEVER),
-        save_group=dist.new_group(backend="gloo", timeout=_NEVER),
+        control_group=dist.new_group(backend="gloo", timeout=NEVER),
+        save_group=dist.new_group(backend="gloo", timeout=NEVER),
         status=status,
-        scratch=os.path.dirname(store_path),
+        scratch=scratch,
+        hosts=hosts,
     )
 
 
@@ -96,12 +118,13 @@ def _serve(channel: Channel, rank: Rank) -> None:
         except EOFError:
             return
         rank.status.clear()
-        reply = _reply(rank, command)
+        reply = reply_to(rank, command)
         with rank.status.phase("send the reply"):
             channel.send_encoded(reply)
 
 
-def _reply(rank: Rank, command: dict[str, Any]) -> bytes:
+def reply_to(rank: Rank, command: dict[str, Any]) -> bytes:
+    """Run what `command` names and return the encoded reply: its value, or what it raised."""
     from pytest_ckpt.save import watch
 
     name = command["function"][1]
@@ -115,10 +138,11 @@ def _reply(rank: Rank, command: dict[str, Any]) -> bytes:
             except TypeError as error:
                 raise TypeError(f"{name} returned what is no plain data and stays in its rank: {error}") from None
     except BaseException as error:
-        return encode({"error": _describe(error, rank.status, rank.memory)})
+        return encode({"error": describe_error(error, rank.status, rank.memory)})
 
 
-def _describe(error: BaseException, status: StatusBoard, memory: dict[str, Any] | None = None) -> dict[str, Any]:
+def describe_error(error: BaseException, status: StatusBoard, memory: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return what the controller is told of an exception in this rank."""
     from pytest_ckpt.save.failures import describe
 
     memory = memory or {}

@@ -10,10 +10,11 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from pytest_ckpt.errors import CkptError, NothingSaved, TooSlow
+from pytest_ckpt.measure.clocks import clock_offsets, shifted
 from pytest_ckpt.measure.resources import PageCacheWatch
 from pytest_ckpt.measure.spans import RankTrace, Span
 from pytest_ckpt.measure.traced import RankUsage, with_phases, with_usage
-from pytest_ckpt.records import Round, TrainingBeside, summarize_round
+from pytest_ckpt.records import Planning, Round, TrainingBeside, summarize_round
 from pytest_ckpt.target.interface import WorkFolder
 from pytest_ckpt.units import format_seconds
 from pytest_ckpt.world import commands
@@ -21,6 +22,8 @@ from pytest_ckpt.world.functions import FunctionRef
 from pytest_ckpt.world.interface import RankFailure, World
 
 T = TypeVar("T")
+
+_READINGS = ("called", "unblocked", "completed")
 
 LEAST_ROUNDS = 4
 """Fewer cannot be judged, so a time limit may not cut them: it would turn the slowest disk green."""
@@ -60,6 +63,10 @@ class Saving(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of a rank in a step (`1x64`) of the training that goes on beside the saves; None: none does."""
     overlap: bool = False
     """Whether another save is under way when one is called."""
+    mesh: str | None = None
+    """Of the ranks, as `replicate=2,shard=4`; None: full shard."""
+    share: str | None = None
+    """What part of a bigger job the ranks hold, as `2/64`; None: they are the job."""
 
 
 class RoundsPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +95,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
     spans: list[list[list[Span]]]
     """For each round, each rank's spans."""
+    planning: Planning | None = None
+    """Of what was planned alone."""
 
     def and_again(self, more: Measured, note: str) -> Measured:
         """Return this with the rounds of a second look, whose first save is no round either."""
@@ -142,6 +151,11 @@ class ScenarioRun:
         self.before_s = 0.0
         """Of the time allowed, what was spent before the warm-up."""
 
+    @property
+    def mesh(self) -> str | None:
+        """The mesh of the ranks that are at work now."""
+        return self.saving.mesh
+
     def measure(self) -> Measured:
         """Make state and engine, warm up, measure, and close the engine."""
         self.prepare()
@@ -161,6 +175,8 @@ class ScenarioRun:
             engine=self.saving.engine,
             engine_factory=_listed(self.saving.engine_factory),
             train=self.saving.train,
+            mesh=self.mesh,
+            share=self.saving.share,
         )
         self.logical_bytes = max(reply["logical_bytes"] for reply in replies)
 
@@ -202,13 +218,14 @@ class ScenarioRun:
             another_ends_s = 2 * self.clock() - started - began
             if len(rounds) >= LEAST_ROUNDS and another_ends_s > left_s:
                 break
-        notes = []
-        if len(rounds) < self.plan.rounds:
-            notes.append(
-                f"{len(rounds)} of {self.plan.rounds} rounds: more do not fit the "
-                f"{format_seconds(self.plan.max_time_s)} of --ckpt-max-time"
-            )
-        return rounds, notes
+        return rounds, self.notes_of(len(rounds))
+
+    def notes_of(self, rounds: int) -> list[str]:
+        """Return what is to be said of so many rounds."""
+        if rounds >= self.plan.rounds:
+            return []
+        allowed = format_seconds(self.plan.max_time_s)
+        return [f"{rounds} of {self.plan.rounds} rounds: more do not fit the {allowed} of --ckpt-max-time"]
 
     def once(self, what: str) -> Round:
         """Save once, in a step called `what`, into a fresh folder that is deleted afterwards."""
@@ -251,10 +268,16 @@ class ScenarioRun:
 
     def summarize(self, replies: list[dict[str, Any]]) -> Round:
         """Return the round that the ranks' replies tell of."""
+        # Clocks of several hosts have no common axis: there each rank counts from the barrier that all have left.
+        hosts = [reply.get("host", 0) for reply in replies]
+        origins = [reply["exits_s"][-1] if any(hosts) else 0.0 for reply in replies]
+        called_s, unblocked_s, completed_s = (
+            [reply[f"{name}_s"] - origin for reply, origin in zip(replies, origins, strict=True)] for name in _READINGS
+        )
         one = summarize_round(
-            [reply["called_s"] for reply in replies],
-            [reply["unblocked_s"] for reply in replies],
-            [reply["completed_s"] for reply in replies],
+            called_s,
+            unblocked_s,
+            completed_s,
             [reply["peak_rss_bytes"] for reply in replies],
             logical_bytes=self.logical_bytes,
             blocks_until_complete=self.saving.mode == "sync",
@@ -266,7 +289,12 @@ class ScenarioRun:
             one = with_training(one, replies[0].get("train"))
         spans: list[list[Span]] = []
         if self.plan.trace:
-            one, spans = with_phases(one, [msgspec.convert(reply["trace"], RankTrace) for reply in replies])
+            traces = [msgspec.convert(reply["trace"], RankTrace) for reply in replies]
+            if any(hosts):
+                clocks = clock_offsets([reply["exits_s"] for reply in replies], hosts)
+                traces = [shifted(trace, clocks[host].offset_s) for trace, host in zip(traces, hosts, strict=True)]
+                one = msgspec.structs.replace(one, clock_error_s=max(clock.error_s for clock in clocks))
+            one, spans = with_phases(one, traces)
         self.spans.append(spans)
         return one
 

@@ -21,7 +21,7 @@ from pytest_ckpt.units import format_seconds
 from pytest_ckpt.world.autopsy import Raised, examine
 from pytest_ckpt.world.channel import Channel, Listener, encode
 from pytest_ckpt.world.functions import reference
-from pytest_ckpt.world.process import RankProcess
+from pytest_ckpt.world.process import RankProcess, take_stacks
 from pytest_ckpt.world.scratch import ScratchFolder
 from pytest_ckpt.world.status import create_status_file
 
@@ -186,7 +186,7 @@ class SpawnedWorld:
             missing = [process for process in self._processes if process.rank not in channels]
             died = {process.rank for process in missing if not process.is_running()}
             if died or time.monotonic() > deadline:
-                raise examine(self._processes, {}, died, {p.rank for p in missing} - died, _START_LIMIT)
+                raise examine(self._processes, {}, died, {p.rank for p in missing} - died, _START_LIMIT, take_stacks)
         return [channels[rank] for rank in range(self.size)]
 
     def _tell(
@@ -222,7 +222,8 @@ class SpawnedWorld:
             if while_waiting is not None and not raised and not died:
                 while_waiting()
         if waiting or raised or died:
-            raise examine(self._processes, raised, died, {process.rank for process in waiting.values()}, limit)
+            silent = {process.rank for process in waiting.values()}
+            raise examine(self._processes, raised, died, silent, limit, take_stacks)
         return [values[rank] for rank in range(self.size)]
 
     def _destroy(self) -> None:

@@ -28,11 +28,13 @@ class Status(NamedTuple):
 
 
 class StatusBoard:
-    """A rank's side: the phases that are open, outermost first, of the main thread and of those in the background."""
+    """A rank's side: the phases that are open, outermost first, of its own thread and of those in the background."""
 
     def __init__(self, path: str) -> None:
         with open(path, "r+b") as file:
             self._map = mmap.mmap(file.fileno(), _SIZE)
+        self.main = threading.get_ident()
+        """The thread whose phases are the rank's own; those of others are in the background."""
         self._lock = threading.Lock()
         self._open: dict[Hashable, list[str]] = {}
         self._publish()
@@ -89,10 +91,9 @@ class StatusBoard:
 
     def text(self) -> str:
         """Return the open phases: `save_round; in the background: save > write_data`."""
-        main = threading.main_thread().ident
         parts = []
         for owner, phases in list(self._open.items()):
-            in_background = isinstance(owner, int) and owner != main
+            in_background = isinstance(owner, int) and owner != self.main
             parts.append(("in the background: " if in_background else "") + " > ".join(phases))
         return "; ".join(parts) or "idle"
 

@@ -130,14 +130,14 @@ def test_whether_each_field_of_a_record_is_fit_for_a_baseline_was_decided() -> N
     fit = {
         *("scenario", "environment", "time", "logical_bytes", "stored_bytes", "folder_bytes", "first_save_s"),
         *("predicted_s", "bounds", "efficiency", "bottleneck", "memory_bytes", "session", "hardware_id", "hardware"),
-        *("tracing", "start_method", "format", "method"),
+        *("tracing", "start_method", "format", "method", "planning", "hosts"),
     }
     made_fit = {"host", "target", "rounds", "probes"}
     assert fit | made_fit | set(LEFT_OUT) == set(SaveRecord.__struct_fields__)
     assert set(Environment.__struct_fields__) == {"torch", "driver", "kernel", "plugin", "python"}
     assert set(TargetRecord.__struct_fields__) == {
         *("label", "kind", "medium", "mount", "filesystem", "device_model", "storage_class", "storage_rule"),
-        "root_filesystem",
+        *("root_filesystem", "spread"),
     }
 
 
@@ -324,6 +324,20 @@ def test_holder_on_another_world_is_found_after_the_very_same(baselines: Store) 
     assert [str(d) for d in other.differs] == ["world_size is 2, there 8", "mesh is shard=2, there shard=8"]
 
 
+def test_holder_of_another_mesh_or_share_is_another_scenario_and_no_sign_that_something_is_gone(
+    baselines: Store,
+) -> None:
+    hybrid = another(saved(), world_size=4, mesh="replicate=2,shard=2")
+    share = another(saved(), mesh="shard=64", share="2/64")
+    add(baselines, another(saved(), world_size=4, mesh="shard=4"), session="one", hardware_id=OTHER_ID)
+    assert baselines.holders(hybrid.scenario, ID) == []
+    assert baselines.holders(share.scenario, ID) == []
+    assert len(baselines.holders(saved().scenario, ID)) == 1, "as many replicas, fewer ranks"
+    nearest = baselines.nearest(hybrid.scenario, ID)
+    assert nearest is not None
+    assert [difference.name for difference in nearest.differs] == ["mesh"]
+
+
 def test_nearest_scenario_differs_least(baselines: Store) -> None:
     assert baselines.nearest(saved().scenario, ID) is None
     add(baselines, another(saved(), model="llama3-8b", params=1, state="bf16"), session="one")
@@ -433,7 +447,7 @@ def test_last_number_is_said(baselines: Store) -> None:
         ({"benchmarks": []}, "holds no saves into a target 'disk'"),
         (result(saved(), stats={"data": [1.0]}), "`stats.data` that is not that of the record's rounds"),
         (result(saved(), stats={"mean": float("nan")}), "cannot be a baseline"),
-        (result(saved(), group="other"), "ends in none of `save`, `stall` and `load`"),
+        (result(saved(), group="other"), "ends in none of `save`, `stall`, `load` and `plan`"),
         (result(saved("load-warm"), group="save"), "mode `load-warm` in the group `save`"),
         (result(saved(), group="load"), "mode `sync` in the group `load`"),
         (result(saved(session="")), "does not name the run"),

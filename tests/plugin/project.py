@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -47,6 +48,28 @@ class Result:
     def require(self, status: int) -> Result:
         """Return this result of a command that ended with `status` and left neither process nor folder."""
         assert (self.status, self.in_target, self.processes) == (status, [], []), self.out
+        return self
+
+
+@dataclass
+class RanksResult:
+    """What the ranks of one job came to."""
+
+    statuses: list[int]
+    outs: list[str]
+    seconds: float
+    in_target: list[str]
+    processes: list[str]
+
+    @property
+    def out(self) -> str:
+        """What rank 0 printed."""
+        return self.outs[0]
+
+    def require(self, *statuses: int) -> RanksResult:
+        """Return this result of ranks that ended so, the others silent, and left neither process nor folder."""
+        found = (self.statuses, self.outs[1:], self.in_target, self.processes)
+        assert found == (list(statuses), [""] * (len(statuses) - 1), [], []), "\n".join(self.outs)
         return self
 
 
@@ -111,6 +134,49 @@ class Project:
         out.unlink()
         return Result(status, text, seconds, self.in_target(), _left_running(token))
 
+    def ranks(self, size: int, *arguments: object, environment: dict[str, str] | None = None) -> RanksResult:
+        """Run pytest in `size` ranks of a job, as torchrun would start them; stopped ones are killed at the end.
+
+        Values of `environment` may hold `{rank}`.
+        """
+        token = uuid.uuid4().hex
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        command = [sys.executable, "-m", "pytest", TINY, "--ckpt-rounds=1", "--ckpt-probe=off"]
+        command += [f"--ckpt-target={self.target}", *map(str, arguments)]
+        job = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
+        outs = [self.path / f"out-{token}-{rank}" for rank in range(size)]
+        processes = []
+        began = time.monotonic()
+        for rank, out in enumerate(outs):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+            given = {name: value.format(rank=rank) for name, value in (environment or {}).items()}
+            with out.open("wb") as file:
+                processes.append(
+                    subprocess.Popen(
+                        command,
+                        cwd=self.path,
+                        env={**self._environment(token), **job, **own, **given},
+                        stdin=subprocess.DEVNULL,
+                        stdout=file,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                        preexec_fn=_heed_ctrl_c,
+                    )
+                )
+        try:
+            wait_until(lambda: all(_has_ended_or_stopped(process) for process in processes))
+        finally:
+            seconds = time.monotonic() - began
+            for process in processes:
+                process.kill()
+        statuses = [process.wait(DEADLINE_S) for process in processes]
+        texts = [out.read_text(errors="replace") for out in outs]
+        for out in outs:
+            out.unlink()
+        return RanksResult(statuses, texts, seconds, self.in_target(), _left_running(token))
+
     def in_target(self) -> list[str]:
         """Return what lies in the target."""
         return sorted(entry.name for entry in self.target.iterdir())
@@ -147,6 +213,15 @@ def _left_running(token: str) -> list[str]:
             break
         time.sleep(0.1)
     return left
+
+
+def _has_ended_or_stopped(process: subprocess.Popen[bytes]) -> bool:
+    if process.poll() is not None:
+        return True
+    try:
+        return psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _has_token(process: psutil.Process, token: str) -> bool:

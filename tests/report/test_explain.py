@@ -4,7 +4,7 @@ import msgspec
 
 from pytest_ckpt.judge.bounds import SaveFacts, find_bounds
 from pytest_ckpt.judge.findings import bottleneck, find
-from pytest_ckpt.records import Probe, SaveRecord
+from pytest_ckpt.records import Probe, RankRound, SaveRecord
 from pytest_ckpt.report.explain import explain_lines
 
 from ..judge.made import BYTES, PROBES, one_round, record, volume
@@ -87,3 +87,30 @@ def test_save_between_and_beyond_its_bounds_says_where_it_lies() -> None:
     assert "this save lies 50 % of the way from the first to the second" in between
     beyond = explain_lines(record({"sync": 2 * bounds.serial_s}, bounds=bounds), verbose=True)[1]
     assert "this save takes 2 times the second" in beyond
+
+
+def of_mesh(mesh: str, *planned: int | None) -> SaveRecord:
+    made = record()
+    ranks = [
+        RankRound(save_s=1.0, stall_s=1.0, peak_rss_bytes=None, phases={"write": 1.0}, planned_bytes=size)
+        for size in planned
+    ]
+    rounds = [msgspec.structs.replace(taken, ranks=ranks) for taken in made.rounds]
+    return msgspec.structs.replace(
+        made, rounds=rounds, scenario=msgspec.structs.replace(made.scenario, mesh=mesh, world_size=len(planned))
+    )
+
+
+def test_who_writes_how_much_is_said_of_every_mesh_but_a_full_shard() -> None:
+    hybrid = explain_lines(of_mesh("replicate=2,shard=2", 70_000_000, 80_000_000, 72_000_000, BYTES - 222_000_000))
+    assert hybrid[0].startswith("disk llama3-debug r4 replicate=2,shard=2 sync: where")
+    assert hybrid[1] == (
+        "  bytes per rank: least 70.0 MB, median 75.0 MB, most 80.0 MB; over all ranks 300 MB, each byte once"
+    )
+    plain = of_mesh("shard=2", BYTES, BYTES)
+    assert "bytes per rank" not in "\n".join(explain_lines(plain))
+    assert any(line.endswith("over all ranks 600 MB, 2 times the state") for line in explain_lines(plain, verbose=True))
+
+
+def test_engine_without_plans_is_not_said_to_write_anything() -> None:
+    assert "bytes per rank" not in "\n".join(explain_lines(of_mesh("replicate=2,shard=1", None, None)))

@@ -62,3 +62,19 @@ def test_loads_have_a_table_of_their_own_which_says_who_saved() -> None:
     assert loads == "target model ranks saved by mode rounds load (min .. max) GB/s first load"
     assert one == "nvme llama3-8b 8 16 load-cold 3 3.00 s (2.00 s .. 4.00 s) 0.33 9.00 s"
     assert two.startswith("nvme llama3-8b 8 8 load-warm 1 1.00 s")
+
+
+def test_meshes_and_shares_get_a_column_where_there_are_any() -> None:
+    plain, hybrid, share = record([1.0]), record([1.0]), record([1.0])
+    hybrid = msgspec.structs.replace(
+        hybrid, scenario=msgspec.structs.replace(hybrid.scenario, mesh="replicate=2,shard=4")
+    )
+    share = msgspec.structs.replace(
+        share, scenario=msgspec.structs.replace(share.scenario, mesh="shard=64", share="8/64")
+    )
+    heading, *lines = (
+        " ".join(line.split()) for line in summary_lines([(None, r) for r in (plain, hybrid, share)], 80)
+    )
+    assert heading.startswith("target model ranks mesh mode rounds")
+    for line, words in zip(lines, ("shard=8", "replicate=2,shard=4", "share 8/64"), strict=True):
+        assert line.startswith(f"nvme llama3-8b 8 {words} async 1")

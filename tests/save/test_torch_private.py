@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint import default_planner, state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from pytest_ckpt.save import torch_private
 
@@ -103,3 +104,37 @@ def test_offsets_of_a_shard_are_those_at_which_dcp_stores_it(tmp_path: Path) -> 
         assert tuple(chunk.offsets) == (0, 0)
     finally:
         dist.destroy_process_group()
+
+
+def test_mesh_on_paper_shards_as_a_rank_of_a_mesh_that_has_processes_would() -> None:
+    mesh = torch_private.mesh_on_paper(4, 2)
+    assert (mesh.size(), mesh.get_coordinate()) == (4, (2,)), BROKEN + "DeviceMesh(_init_backend=False, _rank=...)"
+    local = torch.empty(2, 3, device="meta")
+    tensor = DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=torch.Size((7, 3)), stride=(3, 1))
+    assert torch_private.offsets_of_shard(tensor) == (4, 0), BROKEN + "a DTensor on a mesh without processes"
+    assert not dist.is_initialized()
+
+
+def test_check_of_a_global_plan_is_timed_and_put_back() -> None:
+    planner, taken = DefaultSavePlanner(), list[float]()
+    planner.set_up_planner({"a": torch.ones(3)}, is_coordinator=True)
+    before = default_planner._validate_global_plan
+    with torch_private.validation_timed(taken.append):
+        planner.create_global_plan([planner.create_local_plan()])
+    assert len(taken) == 1, BROKEN + "the planner's check of a global plan"
+    assert taken[0] > 0
+    assert default_planner._validate_global_plan is before
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_write_results_are_those_of_the_writer_but_for_the_bytes_of_torch_save(tmp_path: Path) -> None:
+    state = {"a": torch.ones(3), "b": 7, "c": torch.ones(2, 2, dtype=torch.bfloat16)}
+    metadata = state_dict_saver.save(state, storage_writer=FileSystemWriter(tmp_path))
+    planner = DefaultSavePlanner()
+    planner.set_up_planner(state, is_coordinator=True)
+    results = {result.index: result for result in torch_private.write_results(planner.create_local_plan(), 0)}
+    assert results.keys() == metadata.storage_data.keys(), BROKEN + "WriteResult"
+    for index, info in metadata.storage_data.items():
+        assert type(info) is type(results[index].storage_data), BROKEN + "_StorageInfo"
+        assert info.relative_path == results[index].storage_data.relative_path
+    assert [result.size_in_bytes for result in results.values()] == [12, 0, 8]

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from statistics import median
 
 from .pairs import against_limit, few_pairs, ratio
-from .sides import MODES, Bare, Plugin, Side, Timed, add_options, fresh_root
+from .sides import MODES, Attached, Bare, Plugin, Side, Timed, add_options, fresh_root
 
 LIMIT = 1.02
 PAIRS = 30
@@ -28,6 +28,9 @@ def main() -> int:
     add_options(parser, model="llama3-debug", target="/dev/shm")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="pairs of each mode (default: %(default)s)")
     parser.add_argument("--warm-up", type=int, default=3, help="saves of each side and mode before them")
+    parser.add_argument(
+        "--attached", action="store_true", help="ranks that the plugin starts against ranks that torchrun started"
+    )
     parser.add_argument("--null", action="store_true", help="bare against bare: what the method itself finds")
     options = parser.parse_args()
     # glibc raises this threshold as it goes, so that the copy of an async save costs a process no page fault or 70,000
@@ -36,7 +39,7 @@ def main() -> int:
     with ExitStack() as stack:
         root = stack.enter_context(fresh_root(options))
         sides: list[Side] = []
-        for make in (Bare if options.null else Plugin, Bare):
+        for make in (Bare if options.null else Plugin, Attached if options.attached else Bare):
             sides.append(make(options, root))
             stack.callback(sides[-1].close)
         saves = measure(sides, options.pairs, options.warm_up)
@@ -64,7 +67,8 @@ def measure(sides: list[Side], pairs: int, warm_up: int) -> dict[str, list[tuple
 
 def report(saves: dict[str, list[tuple[Timed, Timed]]], options: argparse.Namespace) -> int:
     """Print a line for each figure and return the exit status."""
-    left = "bare (null)" if options.null else "plugin"
+    left = "bare (null)" if options.null else "spawned" if options.attached else "plugin"
+    right = "attached" if options.attached else "bare"
     print(f"{options.model}, {options.state}, {options.ranks} ranks, {options.target}, {options.pairs} pairs per mode")
     fell_short = False
     for row, (mode, figure) in FIGURES.items():
@@ -74,7 +78,7 @@ def report(saves: dict[str, list[tuple[Timed, Timed]]], options: argparse.Namesp
         beyond, verdict = against_limit(found, LIMIT)
         fell_short |= beyond
         print(
-            f"{row:<12} median {left} {median(first) * 1e3:.1f} ms, bare {median(second) * 1e3:.1f} ms; "
+            f"{row:<12} median {left} {median(first) * 1e3:.1f} ms, {right} {median(second) * 1e3:.1f} ms; "
             f"ratio {found.middle:.4f}, 95 % interval {found.low:.4f} to {found.high:.4f}: {verdict}"
         )
     if few := few_pairs(options.pairs, PAIRS):

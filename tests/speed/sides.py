@@ -24,6 +24,7 @@ from pytest_ckpt.save.writers import file_system_writer
 from pytest_ckpt.target.path import open_target
 from pytest_ckpt.target.spec import TargetSpec
 from pytest_ckpt.world import commands
+from pytest_ckpt.world.context import Rank
 from pytest_ckpt.world.functions import reference
 from pytest_ckpt.world.spawned import SpawnedWorld
 
@@ -66,6 +67,10 @@ def default_writer() -> list[Any]:
     """Return the reference of FileSystemWriter's factory, as commands take it."""
     ref = reference(file_system_writer, "writer")
     return [ref.module, ref.name, ref.file]
+
+
+def process_id(rank: Rank) -> dict[str, int]:
+    return {"pid": os.getpid()}
 
 
 class Plugin:
@@ -116,6 +121,7 @@ class Bare:
     """`torchrun bare_save.py`, commanded over its stdin."""
 
     name = "bare"
+    script = "bare_save"
 
     def __init__(self, options: argparse.Namespace, root: Path) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="bare-", dir=root))
@@ -128,7 +134,7 @@ class Bare:
                 *(
                     f"--log-dir={self._folder}",
                     f"--nproc-per-node={options.ranks}",
-                    str(Path(__file__).with_name("bare_save.py")),
+                    *("-m", f"tests.speed.{self.script}"),
                 ),
                 *(f"--model={options.model}", f"--state={options.state}"),
             ],
@@ -136,6 +142,7 @@ class Bare:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
+            cwd=Path(__file__).parents[2],
             start_new_session=True,  # Ctrl-C is this process's to handle
         )
         self._lines: queue.Queue[str | None] = queue.Queue()
@@ -181,12 +188,19 @@ class Bare:
         try:
             line = self._lines.get(timeout=self._timeout_s)
         except queue.Empty:
-            raise SystemExit(f"bare_save.py did not answer within {self._timeout_s:.0f} s") from None
+            raise SystemExit(f"{self.script}.py did not answer within {self._timeout_s:.0f} s") from None
         if line is None:
             self._log.seek(0)
-            raise SystemExit(f"bare_save.py ended:\n{self._log.read()[-4000:]}")
+            raise SystemExit(f"{self.script}.py ended:\n{self._log.read()[-4000:]}")
         replies: list[dict[str, Any]] = json.loads(line)
         return replies
+
+
+class Attached(Bare):
+    """The plugin's own path where torchrun started the ranks: `torchrun attached_save.py`, commanded over its stdin."""
+
+    name = "attached"
+    script = "attached_save"
 
 
 def add_options(parser: argparse.ArgumentParser, model: str, target: str) -> None:
