@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
@@ -26,6 +26,7 @@ from pytest_ckpt.plugin.terminal import TerminalProgress
 from pytest_ckpt.records import SaveRecord
 from pytest_ckpt.target.interface import Target, WorkFolder
 from pytest_ckpt.target.path import open_target
+from pytest_ckpt.target.space import require_space
 from pytest_ckpt.target.spec import TargetSpec
 from pytest_ckpt.units import format_seconds
 from pytest_ckpt.world.interface import RankFailure
@@ -45,6 +46,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self._needs: list[plan.Need] = []
+        self._accepting: list[Target] = []
         self._warnings: list[str] = []
         self._targets: dict[str, Target] = {}
         self._folders: dict[str, WorkFolder] = {}
@@ -54,10 +56,17 @@ class Run:
         self._failed: set[str] = set()
         self._began = time.monotonic()
 
-    def plan(self, saving: list[pytest.Item]) -> None:
-        """Take note of the tests that save or load; `SettingError` for what cannot work, before anything is written."""
-        for ref, source in self.settings.references if saving else ():
+    def plan(self, saving: list[pytest.Item], accepting: Sequence[pytest.Item] = ()) -> None:
+        """Take note of the tests that save or load, and of those that put a promise to the test.
+
+        Raises `SettingError` for what cannot work, before anything is written.
+        """
+        for ref, source in self.settings.references if saving or accepting else ():
             require_importable(ref, source)
+        self._accepting = list(dict.fromkeys(plan.target_of(item, self) for item in accepting))
+        for target in self._accepting:
+            self._warnings += target.check()
+            require_space(plan.ACCEPTANCE_BYTES, target.free_bytes(), target.location)
         self._needs = [plan.Need.of_item(item, self, tests=len(saving)) for item in saving]
         for target in dict.fromkeys(need.target for need in self._needs):
             self._warnings += target.check()
@@ -75,9 +84,12 @@ class Run:
 
     def pytest_report_collectionfinish(self) -> list[str]:
         """Print what was chosen and why."""
-        if self.config.get_verbosity() < 0 or not self._needs:
+        if self.config.get_verbosity() < 0:
             return []
-        return [*plan.header_lines(self, self._needs, self._warnings), *self.baselines.header_lines()]
+        lines = plan.acceptance_lines(self, self._accepting) if self._accepting else []
+        if self._needs:
+            lines += [*plan.header_lines(self, self._needs), *self.baselines.header_lines()]
+        return lines + plan.warning_lines(self, self._warnings) if lines else []
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Iterator[None]:
@@ -87,8 +99,8 @@ class Run:
         self._began = time.monotonic()
         with ending_signals_interrupt():
             try:
-                for need in self._needs:
-                    self.folder(need.target)
+                for target in [*self._accepting, *(need.target for need in self._needs)]:
+                    self.folder(target)
                 return (yield)
             except SettingError as error:
                 raise pytest.UsageError(str(error)) from error

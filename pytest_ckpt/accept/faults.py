@@ -1,0 +1,136 @@
+"""What goes wrong in a save on purpose, in a rank, with any writer: it is killed, raises, waits, or finds no space.
+
+A fault is planted in the writer or stager that the engine has prepared for one save, and gone with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from pytest_ckpt.errors import CkptError
+
+FILE_LIMIT_BYTES = 64 * 1024
+"""`full`: no file may grow beyond (RLIMIT_FSIZE), which a writer meets as it does a full disk."""
+HOLD_S = 60.0
+_POLL_S = 0.002
+
+
+class PlantedError(Exception):
+    """What a rank raises where a fault says so."""
+
+
+class NotStaged(CkptError):
+    """The mode has no staging that a fault could be planted in."""
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that goes wrong once, at one place of a save."""
+
+    at: Literal["stage", "write", "metadata"]
+    """When staging begins; when half of a rank's items are written; before the coordinator writes the metadata."""
+    do: Literal["raise", "kill", "stop", "sleep", "hold", "full"]
+    """`hold`: wait until the file `go` is there. `sleep`: for an hour. `full`: write on, where no file may grow."""
+    rank: int | None = None
+    """The one on which it happens; None: on each. Metadata is written by rank 0 alone."""
+    pids: list[int] = []
+    """Whom `kill` kills; nobody named: the rank itself."""
+    go: str = ""
+
+
+def plant(engine: Any, fault: Fault, rank: int) -> None:
+    """Have `fault` happen in the save that `engine` was prepared for, if it is this rank's."""
+    if fault.rank not in (None, rank):
+        return
+    holder, name = _place(engine, fault.at)
+    original = getattr(holder, name)
+    setattr(holder, name, (_HalfWritten if fault.at == "write" else _Before)(original, fault))
+    if holder is not engine.writer:
+        engine.planted = (holder, name)  # a stager outlives its save
+
+
+def unplant(engine: Any) -> None:
+    """Take back what was planted in a stager."""
+    holder, name = getattr(engine, "planted", (None, ""))
+    if holder is not None:
+        delattr(holder, name)
+        del engine.planted
+
+
+def _place(engine: Any, at: str) -> tuple[Any, str]:
+    if at != "stage":
+        return engine.writer, {"write": "write_data", "metadata": "finish"}[at]
+    stager = getattr(engine, "stager", None)
+    if stager is not None:
+        return stager, "stage"
+    if engine.mode.name != "sync" and hasattr(engine.writer, "stage"):
+        return engine.writer, "stage"
+    raise NotStaged(f"mode {engine.mode.name} with this writer stages nothing that a fault could be planted in")
+
+
+class _Before:
+    """Does what the fault says, then what was to be done. Pickles with its writer, into DCP's background process."""
+
+    def __init__(self, original: Callable[..., Any], fault: Fault) -> None:
+        self.original, self.fault = original, fault
+
+    def __call__(self, *arguments: Any) -> Any:
+        happen(self.fault)
+        return self.original(*arguments)
+
+
+class _HalfWritten(_Before):
+    """Writes half of what a rank has to write, does what the fault says, then writes all."""
+
+    def __call__(self, plan: Any, planner: Any) -> Any:
+        if self.fault.do == "full":
+            with _no_file_beyond(FILE_LIMIT_BYTES):
+                written = self.original(plan, planner)
+                written.wait()
+                return written
+        if self.fault.do != "hold":
+            half = dataclasses.replace(plan, items=plan.items[: (len(plan.items) + 1) // 2])
+            self.original(half, planner).wait()
+        happen(self.fault)
+        return self.original(plan, planner)
+
+
+class _no_file_beyond:
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __enter__(self) -> None:
+        self.before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, self.before[1]))
+
+    def __exit__(self, *_: object) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, self.before)
+
+
+def happen(fault: Fault) -> None:
+    """Do what `fault` says, here and now."""
+    if fault.do == "raise":
+        raise PlantedError(f"planted in {fault.at}")
+    if fault.do == "kill":
+        for pid in fault.pids or [os.getpid()]:
+            if pid != os.getpid():
+                os.kill(pid, signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif fault.do == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif fault.do == "sleep":
+        time.sleep(3600)
+    elif fault.do == "hold":
+        deadline = time.monotonic() + HOLD_S
+        while not Path(fault.go).exists():
+            if time.monotonic() > deadline:
+                raise PlantedError(f"held in {fault.at} and not let go within {HOLD_S:.0f} s")
+            time.sleep(_POLL_S)
