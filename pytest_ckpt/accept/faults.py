@@ -82,9 +82,9 @@ class _Before:
     def __init__(self, original: Callable[..., Any], fault: Fault) -> None:
         self.original, self.fault = original, fault
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         happen(self.fault)
-        return self.original(*arguments)
+        return self.original(*arguments, **named)
 
 
 class _HalfWritten(_Before):

@@ -72,7 +72,7 @@ def save(
     began = time.monotonic()
     try:
         _save(rank, engine, state, planned, then_step, planted)
-    except Exception as error:
+    except _errors() as error:
         if not caught:
             raise
         reply["error"] = _described(error, location)
@@ -93,7 +93,7 @@ def load(
     try:
         with rank.status.phase("load"):
             engine.load(state, location)
-    except Exception as error:
+    except _errors() as error:
         if not caught:
             raise
         return {**_content(state), "error": _described(error, location)}
@@ -145,7 +145,7 @@ def save_unequal_replicas(rank: Rank, *, setup: dict[str, Any], location: str, c
     engine.prepare(location)
     try:
         _finish(engine.start(state))
-    except Exception as error:
+    except _errors() as error:
         if not caught:
             raise
         reply["error"] = _described(error, location)
@@ -176,7 +176,7 @@ def optimizer_that_never_stepped(rank: Rank, *, setup: dict[str, Any], location:
     try:
         state_dict_loader.load(loaded, checkpoint_id=location, process_group=rank.save_group)
         fresh.load_state_dict(loaded["optimizer"])
-    except Exception as raised:
+    except _errors() as raised:
         error = _described(raised, location)
     return {"saved": len(saved["state"]), "loaded": len(fresh.state_dict()["state"]), "error": error}
 
@@ -280,6 +280,13 @@ def _content(state: dict[str, Any]) -> dict[str, Any]:
     return {"tensors": digest_parts(state), "objects": states.objects(state), "error": None}
 
 
+def _errors() -> tuple[type[BaseException], ...]:
+    """What a save or load raises: DCP's own is no `Exception`."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    return (Exception, CheckpointException)
+
+
 def _barrier(rank: Rank) -> None:
     import torch.distributed as dist
 
@@ -288,8 +295,10 @@ def _barrier(rank: Rank) -> None:
 
 
 def _described(error: BaseException, location: str) -> dict[str, Any]:
+    from pytest_ckpt.save import watch
     from pytest_ckpt.save.failures import describe
 
+    watch.forget_saves()
     told = describe(error, location, 0)
     return {key: told[key] for key in ("cause", "origins", "hints")}
 

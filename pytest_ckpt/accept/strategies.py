@@ -90,7 +90,7 @@ def state_dicts(draw: st.DrawFn, dtypes: tuple[str, ...] = DTYPES, max_entries: 
     )
     entries: dict[str, Node] = draw(st.dictionaries(names(), nested, min_size=1, max_size=max_entries))
     tied: list[str] = [key for key, node in entries.items() if isinstance(node, TensorSpec) and node.rank is None]
-    if tied and draw(st.booleans()):
+    if draw(st.booleans()) and tied:
         name = draw(names().filter(lambda name: name not in entries))
         entries = {**entries, name: TiedSpec(draw(st.sampled_from(tied)))}
     return DictSpec(entries)

@@ -184,6 +184,7 @@ class Trial:
         fault: Fault | None = None,
         caught: bool = True,
         keep_writer: bool = False,
+        timeout_s: float | None = None,
     ) -> Saved:
         """Save `spec` at `step`; raise `CannotSave` where the ranks say why they could not.
 
@@ -200,9 +201,19 @@ class Trial:
             then_step=then_step,
             caught=caught,
             keep_writer=keep_writer,
+            timeout_s=timeout_s,
         )
         require_no_error(replies)
         return Saved(location, spec, step, Content(replies), max(reply["seconds"] for reply in replies))
+
+    def start_and_never_look(self, spec: DictSpec, fault: Fault) -> None:
+        """Begin an async save in which `fault` happens, and return when it has ended, its future unread."""
+        self.run(
+            in_rank.start_and_never_look,
+            spec=msgspec.to_builtins(spec),
+            location=self.new_location(),
+            fault=msgspec.to_builtins(fault),
+        )
 
     def load(self, spec: DictSpec, location: str, *, world: World | None = None) -> Content:
         """Load `location` into a wiped state of `spec`, on this trial's world or another, and return what that holds."""
