@@ -22,6 +22,8 @@ FILE_LIMIT_BYTES = 64 * 1024
 """`full`: no file may grow beyond (RLIMIT_FSIZE), which a writer meets as it does a full disk."""
 HOLD_S = 60.0
 _POLL_S = 0.002
+_SIGNAL_S = 30.0
+"""SIGTERM waits until Python's main thread sees it, which a background thread must not run away from."""
 
 
 class PlantedError(Exception):
@@ -35,14 +37,17 @@ class NotStaged(CkptError):
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """Something that goes wrong once, at one place of a save."""
 
-    at: Literal["stage", "write", "metadata"]
-    """When staging begins; when half of a rank's items are written; before the coordinator writes the metadata."""
-    do: Literal["raise", "kill", "stop", "sleep", "hold", "full"]
-    """`hold`: wait until the file `go` is there. `sleep`: for an hour. `full`: write on, where no file may grow."""
+    at: Literal["stage", "begin", "write", "metadata"]
+    """Before staging; before a rank writes; when half of its items are written; before the coordinator's metadata."""
+    do: Literal["raise", "kill", "terminate", "sleep", "hold", "full"]
+    """`kill` and `terminate`: SIGKILL and SIGTERM. `sleep`: for an hour. `hold`: until the file `go` is there.
+
+    `full`: write on, where no file may grow.
+    """
     rank: int | None = None
     """The one on which it happens; None: on each. Metadata is written by rank 0 alone."""
     pids: list[int] = []
-    """Whom `kill` kills; nobody named: the rank itself."""
+    """Whom `kill` and `terminate` end; nobody named: the rank itself."""
     go: str = ""
 
 
@@ -67,7 +72,7 @@ def unplant(engine: Any) -> None:
 
 def _place(engine: Any, at: str) -> tuple[Any, str]:
     if at != "stage":
-        return engine.writer, {"write": "write_data", "metadata": "finish"}[at]
+        return engine.writer, "finish" if at == "metadata" else "write_data"
     stager = getattr(engine, "stager", None)
     if stager is not None:
         return stager, "stage"
@@ -119,13 +124,10 @@ def happen(fault: Fault) -> None:
     """Do what `fault` says, here and now."""
     if fault.do == "raise":
         raise PlantedError(f"planted in {fault.at}")
-    if fault.do == "kill":
-        for pid in fault.pids or [os.getpid()]:
-            if pid != os.getpid():
-                os.kill(pid, signal.SIGKILL)
-        os.kill(os.getpid(), signal.SIGKILL)
-    elif fault.do == "stop":
-        os.kill(os.getpid(), signal.SIGSTOP)
+    if fault.do in ("kill", "terminate"):
+        for pid in [*(pid for pid in fault.pids if pid != os.getpid()), os.getpid()]:  # itself last
+            os.kill(pid, signal.SIGKILL if fault.do == "kill" else signal.SIGTERM)
+        time.sleep(_SIGNAL_S)
     elif fault.do == "sleep":
         time.sleep(3600)
     elif fault.do == "hold":

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from pytest_ckpt.accept import states
+from pytest_ckpt.accept.audit import audit
 from pytest_ckpt.accept.faults import Fault, plant, unplant
 from pytest_ckpt.accept.states import DictSpec
 from pytest_ckpt.world import commands
@@ -50,12 +52,14 @@ def save(
     then_step: int | None = None,
     caught: bool = False,
     keep_writer: bool = False,
+    audited: bool = False,
 ) -> dict[str, Any]:
     """Save the state of `spec` at `step` into `location`; return what it held and how long that took.
 
     A state of the same `spec` that this rank holds is changed in place, as training does. With `then_step`, it is
     changed to that step as soon as the save allows it, and then the file `fault["go"]` is made. `caught`: an error
-    comes back as text. `keep_writer`: the writer that an earlier save left is used again.
+    comes back as text. `keep_writer`: the writer that an earlier save left is used again. `audited`: an `Audit` of this
+    rank's syncs comes back too.
     """
     engine = _opened(rank, setup)
     planned = msgspec.convert(spec, DictSpec)
@@ -71,7 +75,8 @@ def save(
     _barrier(rank)
     began = time.monotonic()
     try:
-        _save(rank, engine, state, planned, then_step, planted)
+        with audit(location) if audited else nullcontext() as noted:
+            _save(rank, engine, state, planned, then_step, planted)
     except _errors() as error:
         if not caught:
             raise
@@ -79,7 +84,8 @@ def save(
     finally:
         unplant(engine)
     del rank.memory["location"]
-    return {**reply, "seconds": time.monotonic() - began}
+    seconds = time.monotonic() - began
+    return {**reply, "seconds": seconds, "audit": None if noted is None else msgspec.to_builtins(noted.result())}
 
 
 def load(

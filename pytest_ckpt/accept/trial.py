@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import msgspec
 
 from pytest_ckpt.accept import in_rank
+from pytest_ckpt.accept.durability import Audit, combine
 from pytest_ckpt.accept.faults import Fault
 from pytest_ckpt.accept.known import KNOWN
 from pytest_ckpt.accept.states import DictSpec
+from pytest_ckpt.accept.verify import verify
 from pytest_ckpt.errors import CkptError
+from pytest_ckpt.records import Verification
 from pytest_ckpt.target.interface import WorkFolder
+from pytest_ckpt.world import commands
 from pytest_ckpt.world.interface import World
 from pytest_ckpt.world.rounds import Saving
 
@@ -26,6 +30,8 @@ T = TypeVar("T")
 
 _NAMED = 3
 DEFAULT_EXAMPLES = 20
+DEFAULT_GRACE_S = 30.0
+"""Of Slurm (KillWait) and of Kubernetes (terminationGracePeriodSeconds)."""
 _OF_DCP = "torch.distributed.checkpoint"
 
 
@@ -84,6 +90,8 @@ class Saved(msgspec.Struct, frozen=True):
     """A `Content`: what the state held when it was saved."""
     seconds: float
     """On the slowest rank, from the call to the end."""
+    audit: Audit | None = None
+    """What was seen of the syncs, where that was asked for."""
 
 
 class Trial:
@@ -101,10 +109,13 @@ class Trial:
         world_beside: Callable[[int], World],
         is_memory: bool = False,
         examples: int = DEFAULT_EXAMPLES,
+        grace_s: float = DEFAULT_GRACE_S,
     ) -> None:
         self.world, self.folder, self.saving = world, folder, saving
         self.is_memory = is_memory
         """Whether the target is memory, where nothing outlives a power cut."""
+        self.grace_s = grace_s
+        """What a scheduler leaves between SIGTERM and SIGKILL."""
         self.met: dict[str, str] = {}
         """Known behaviour of DCP, by its id, and what was seen of it."""
         self._world_beside, self._examples = world_beside, examples
@@ -184,16 +195,20 @@ class Trial:
         fault: Fault | None = None,
         caught: bool = True,
         keep_writer: bool = False,
+        audited: bool = False,
+        world: World | None = None,
         timeout_s: float | None = None,
     ) -> Saved:
         """Save `spec` at `step`; raise `CannotSave` where the ranks say why they could not.
 
         `then_step`: training goes on to that step as soon as the save allows it. `fault` happens in this save.
-        Without `caught` an error in a rank is a `RankFailure` with traceback and log, as in a benchmark.
+        Without `caught` an error in a rank is a `RankFailure` with traceback and log, as in a benchmark. `audited`: the
+        ranks' syncs are watched. `world`: other ranks save.
         """
         location = location or self.new_location()
         replies = self.run(
             in_rank.save,
+            world=world,
             spec=msgspec.to_builtins(spec),
             step=step,
             location=location,
@@ -201,10 +216,37 @@ class Trial:
             then_step=then_step,
             caught=caught,
             keep_writer=keep_writer,
+            audited=audited,
             timeout_s=timeout_s,
         )
         require_no_error(replies)
-        return Saved(location, spec, step, Content(replies), max(reply["seconds"] for reply in replies))
+        seconds = max(reply["seconds"] for reply in replies)
+        noted = combine([msgspec.convert(reply["audit"], Audit) for reply in replies]) if audited else None
+        return Saved(location, spec, step, Content(replies), seconds, noted)
+
+    def save_model(self, model: Any) -> Saved:
+        """Save the session's own model, a `ckpt_model`, as a benchmark does, once."""
+        location = self.new_location(model.name)
+        function = None if model.function is None else [model.function.module, model.function.name, model.function.file]
+        self.world.run(commands.prepare, model=model.name, state=model.recipe.name, function=function, **self.setup)
+        replies = self.world.run(commands.save_round, location=location, trace=False)
+        seconds = max(reply["completed_s"] for reply in replies) - min(reply["called_s"] for reply in replies)
+        return Saved(location, DictSpec({}), 0, self._model_content(), seconds)
+
+    def require_equal_model(self, saved: Saved) -> None:
+        """Load what `save_model` saved over zeros, and raise `AssertionError` where it is something else."""
+        self.world.run(commands.load_round, location=saved.location, cold=False, trace=False)
+        self._require_equal(saved, self._model_content())
+
+    def _model_content(self) -> Content:
+        return Content([{"tensors": parts, "objects": {}} for parts in self.world.run(commands.digest_state)])
+
+    def verify(self, location: str) -> Verification:
+        """Verify a checkpoint from its folder alone; not applicable where its format is none of DCP's own."""
+        found = verify(location)
+        if found.outcome == "other-format":
+            self.not_applicable(f"the writer's format is its own: {found.text}")
+        return found
 
     def start_and_never_look(self, spec: DictSpec, fault: Fault) -> None:
         """Begin an async save in which `fault` happens, and return when it has ended, its future unread."""
@@ -216,14 +258,17 @@ class Trial:
         )
 
     def load(self, spec: DictSpec, location: str, *, world: World | None = None) -> Content:
-        """Load `location` into a wiped state of `spec`, on this trial's world or another, and return what that holds."""
+        """Load `location` into a wiped state of `spec`, on this trial's world or another, and return what it holds."""
         replies = self.run(in_rank.load, world=world, spec=msgspec.to_builtins(spec), location=location, caught=True)
         require_no_error(replies)
         return Content(replies)
 
     def require_equal(self, saved: Saved, *, world: World | None = None, location: str | None = None) -> None:
         """Load `saved` and raise `AssertionError` with the names where it is not, bit for bit, what was saved."""
-        differing = saved.content.differing(self.load(saved.spec, location or saved.location, world=world))
+        self._require_equal(saved, self.load(saved.spec, location or saved.location, world=world))
+
+    def _require_equal(self, saved: Saved, loaded: Content) -> None:
+        differing = saved.content.differing(loaded)
         if differing:
             more = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
             raise AssertionError(

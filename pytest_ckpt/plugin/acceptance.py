@@ -54,6 +54,7 @@ def make_trial(run: Run, request: pytest.FixtureRequest) -> Iterator[Trial]:
         world_beside=run.world_beside,
         is_memory=target.medium == "memory",
         examples=run.settings.examples,
+        grace_s=run.settings.grace_s,
     )
     request.node.stash[_MET] = made.met
     yield made
@@ -158,7 +159,11 @@ def _explained(known: str) -> tuple[str, str, str]:
 
 def _sentence(item: pytest.Item) -> str:
     name: str = getattr(item, "originalname", None) or item.name
-    return name.removeprefix("test_").replace("_", " ")
+    callspec = getattr(item, "callspec", None)
+    own = [
+        str(v) for key, v in (callspec.params if callspec is not None else {}).items() if not key.startswith("ckpt_")
+    ]
+    return ": ".join([name.removeprefix("test_").replace("_", " "), *own])
 
 
 def _scenario(item: pytest.Item) -> str:

@@ -64,6 +64,7 @@ OPTIONS = (
         "OUTCOME,...",
         "what fails a test too: undecided verdicts, known-dcp behaviour; default: nothing more",
     ),
+    Option("grace", "TIME", "what a scheduler leaves between SIGTERM and SIGKILL; default: 30s"),
     Option("examples", "N", "state dicts that acceptance makes up for each scenario; default: 20"),
     Option("hardware", "[LABEL=]ID", "hardware id to use instead of the one found", True),
     Option("expect-hardware", "[LABEL=]ID", "fail at once where the hardware id is another", True),

@@ -67,6 +67,9 @@ class Run:
         for target in self._accepting:
             self._warnings += target.check()
             require_space(plan.ACCEPTANCE_BYTES, target.free_bytes(), target.location)
+        for item in accepting:
+            if "ckpt_model" in getattr(item, "fixturenames", ()):
+                plan.Need.of_item(item, self, tests=1).check()
         self._needs = [plan.Need.of_item(item, self, tests=len(saving)) for item in saving]
         for target in dict.fromkeys(need.target for need in self._needs):
             self._warnings += target.check()

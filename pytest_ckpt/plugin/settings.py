@@ -128,6 +128,8 @@ class Settings:
     tolerance: float
     """Share of the throughput."""
     fail_on: tuple[str, ...]
+    grace_s: float
+    """What a scheduler leaves between SIGTERM and SIGKILL."""
     examples: int
     """State dicts that acceptance makes up for each scenario."""
     hardware: dict[str | None, str]
@@ -184,6 +186,7 @@ class _Reader:
             baseline_force=self._one("baseline-force", _on_or_off, "off"),
             tolerance=self._one("tolerance", parse_tolerance, "10%"),
             fail_on=self._one("fail-on", _fail_on, ""),
+            grace_s=self._one("grace", _seconds, "30s"),
             examples=self._one("examples", _positive, "20"),
             hardware=dict(self._many("hardware", _labelled_id)),
             expected_hardware=dict(self._many("expect-hardware", _labelled_id)),

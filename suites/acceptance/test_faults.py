@@ -17,7 +17,7 @@ pytestmark = pytest.mark.ckpt_acceptance
 
 STATE = DictSpec({f"layer {i}": TensorSpec(shape=(4 * FILE_LIMIT_BYTES // 256, 64), shard=0, seed=i) for i in range(4)})
 """Every rank's files grow beyond what `full` allows."""
-STUCK_AFTER_S = 5.0
+STUCK_AFTER_S = 4.0
 BOUNDED_S = 30.0
 
 
@@ -68,13 +68,12 @@ def test_a_save_on_the_group_of_training_ends_in_bounded_time_with_that_reason(c
     """Such a save deadlocks after a few collectives; with a group of its own it does not."""
     if ckpt_acceptance.world.size < 2:
         ckpt_acceptance.not_applicable("one rank waits for nobody")
-    given = {"steps": 200, "shared": False, "location": ckpt_acceptance.new_location()}
-    assert ckpt_acceptance.world.run(in_rank.train_on_the_group_of_the_save, timeout_s=60, **given) == [
-        200 for _ in range(ckpt_acceptance.world.size)
-    ]
-    given = {"steps": 100_000, "shared": True, "location": ckpt_acceptance.new_location()}
+    run, train = ckpt_acceptance.world.run, in_rank.train_on_the_group_of_the_save
+    apart, shared = ckpt_acceptance.new_location("apart"), ckpt_acceptance.new_location("shared")
+    for steps in run(train, timeout_s=60, location=apart, steps=200, shared=False):
+        assert steps == 200
     with pytest.raises(RankFailure, match="an async save was started on the process group that training uses"):
-        ckpt_acceptance.world.run(in_rank.train_on_the_group_of_the_save, timeout_s=STUCK_AFTER_S, **given)
+        run(train, timeout_s=STUCK_AFTER_S, location=shared, steps=100_000, shared=True)
 
 
 def test_a_failed_async_save_is_told_although_nobody_read_its_future(ckpt_acceptance: Trial) -> None:
