@@ -5,7 +5,7 @@ A fault is planted in the writer or stager that the engine has prepared for one 
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import os
 import resource
 import signal
@@ -30,8 +30,8 @@ class PlantedError(Exception):
     """What a rank raises where a fault says so."""
 
 
-class NotStaged(CkptError):
-    """The mode has no staging that a fault could be planted in."""
+class CannotPlant(CkptError):
+    """This engine or mode has no place for such a fault; on all ranks alike."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,10 +52,10 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plant(engine: Any, fault: Fault, rank: int) -> None:
-    """Have `fault` happen in the save that `engine` was prepared for, if it is this rank's."""
+    """Have `fault` happen in the save that `engine` was prepared for, if it is this rank's; else `CannotPlant`."""
+    holder, name = _place(engine, fault.at)
     if fault.rank not in (None, rank):
         return
-    holder, name = _place(engine, fault.at)
     original = getattr(holder, name)
     setattr(holder, name, (_HalfWritten if fault.at == "write" else _Before)(original, fault))
     if holder is not engine.writer:
@@ -71,6 +71,8 @@ def unplant(engine: Any) -> None:
 
 
 def _place(engine: Any, at: str) -> tuple[Any, str]:
+    if getattr(engine, "writer", None) is None:
+        raise CannotPlant(f"{type(engine).__name__} has no StorageWriter that a fault could be planted in")
     if at != "stage":
         return engine.writer, "finish" if at == "metadata" else "write_data"
     stager = getattr(engine, "stager", None)
@@ -78,7 +80,7 @@ def _place(engine: Any, at: str) -> tuple[Any, str]:
         return stager, "stage"
     if engine.mode.name != "sync" and hasattr(engine.writer, "stage"):
         return engine.writer, "stage"
-    raise NotStaged(f"mode {engine.mode.name} with this writer stages nothing that a fault could be planted in")
+    raise CannotPlant(f"mode {engine.mode.name} with this writer stages nothing that a fault could be planted in")
 
 
 class _Before:
@@ -93,7 +95,7 @@ class _Before:
 
 
 class _HalfWritten(_Before):
-    """Writes half of what a rank has to write, does what the fault says, then writes all."""
+    """Does what the fault says inside the writer, so that what it does of an error in its own threads is tried too."""
 
     def __call__(self, plan: Any, planner: Any) -> Any:
         if self.fault.do == "full":
@@ -101,11 +103,22 @@ class _HalfWritten(_Before):
                 written = self.original(plan, planner)
                 written.wait()
                 return written
-        if self.fault.do != "hold":
-            half = dataclasses.replace(plan, items=plan.items[: (len(plan.items) + 1) // 2])
-            self.original(half, planner).wait()
-        happen(self.fault)
-        return self.original(plan, planner)
+        return self.original(plan, _HalfResolved(planner, self.fault, len(plan.items) // 2))
+
+
+class _HalfResolved:
+    """A planner that lets the fault happen when it is asked for the data of item number `at`, counted from 0."""
+
+    def __init__(self, planner: Any, fault: Fault, at: int) -> None:
+        self._planner, self._fault, self._at, self._asked = planner, fault, at, itertools.count()
+
+    def resolve_data(self, item: Any) -> Any:
+        if next(self._asked) == self._at:
+            happen(self._fault)
+        return self._planner.resolve_data(item)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._planner, name)
 
 
 class _no_file_beyond:

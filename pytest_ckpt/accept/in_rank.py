@@ -69,18 +69,19 @@ def save(
     if not (keep_writer and engine.writer is not None):
         engine.prepare(location)
     planted = None if fault is None else msgspec.convert(fault, Fault)
-    if planted is not None:
-        plant(engine, planted, rank.rank)
     rank.memory["location"] = location
-    _barrier(rank)
-    began = time.monotonic()
     try:
+        if planted is not None:
+            plant(engine, planted, rank.rank)
+        _barrier(rank)
+        began = time.monotonic()
         with audit(location) if audited else nullcontext() as noted:
             _save(rank, engine, state, planned, then_step, planted)
     except _errors() as error:
         if not caught:
             raise
-        reply["error"] = _described(error, location)
+        del rank.memory["location"]
+        return {**reply, "error": _described(error, location)}
     finally:
         unplant(engine)
     del rank.memory["location"]
@@ -161,7 +162,6 @@ def save_unequal_replicas(rank: Rank, *, setup: dict[str, Any], location: str, c
 def optimizer_that_never_stepped(rank: Rank, *, setup: dict[str, Any], location: str) -> dict[str, Any]:
     """Save an optimizer that stepped, load it into one that never did; return how many entries each holds."""
     import torch
-    from torch.distributed.checkpoint import state_dict_loader
 
     engine = _opened(rank, setup)
 
@@ -180,7 +180,7 @@ def optimizer_that_never_stepped(rank: Rank, *, setup: dict[str, Any], location:
     loaded = {"optimizer": fresh.state_dict()}
     error = None
     try:
-        state_dict_loader.load(loaded, checkpoint_id=location, process_group=rank.save_group)
+        engine.load(loaded, location)
         fresh.load_state_dict(loaded["optimizer"])
     except _errors() as raised:
         error = _described(raised, location)

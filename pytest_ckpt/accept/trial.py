@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import msgspec
 
 from pytest_ckpt.accept import in_rank
 from pytest_ckpt.accept.durability import Audit, combine
-from pytest_ckpt.accept.faults import Fault
+from pytest_ckpt.accept.faults import CannotPlant, Fault
 from pytest_ckpt.accept.known import KNOWN
 from pytest_ckpt.accept.states import DictSpec
 from pytest_ckpt.accept.verify import verify
@@ -18,7 +18,7 @@ from pytest_ckpt.errors import CkptError
 from pytest_ckpt.records import Verification
 from pytest_ckpt.target.interface import WorkFolder
 from pytest_ckpt.world import commands
-from pytest_ckpt.world.interface import World
+from pytest_ckpt.world.interface import RankFailure, World
 from pytest_ckpt.world.rounds import Saving
 
 if TYPE_CHECKING:
@@ -174,7 +174,11 @@ class Trial:
 
     def run(self, command: Callable[..., Any], *, world: World | None = None, **arguments: Any) -> list[Any]:
         """Run one of `in_rank`'s commands with this trial's engine, on its own world or another."""
-        return (world or self.world).run(command, setup=self.setup, **arguments)
+        try:
+            return (world or self.world).run(command, setup=self.setup, **arguments)
+        except RankFailure as failure:
+            _require_applicable(rank.cause for rank in failure.culprits)
+            raise
 
     def opened(self) -> list[dict[str, Any]]:
         """Make the engine anew and return what each rank says of it."""
@@ -293,7 +297,15 @@ def require_no_error(replies: Sequence[dict[str, Any]]) -> None:
     told = [reply["error"] for reply in replies if reply.get("error")]
     if not told:
         return
+    _require_applicable(one["cause"] for one in told)
     ranks = sorted({origin for one in told for origin in one["origins"]})
     failed = ranks or [number for number, reply in enumerate(replies) if reply.get("error")]
     hints = list(dict.fromkeys(hint for one in told for hint in one["hints"]))
     raise CannotSave(list(dict.fromkeys(one["cause"] for one in told)), failed, hints)
+
+
+def _require_applicable(causes: Iterable[str]) -> None:
+    name = f"{CannotPlant.__name__}: "
+    for cause in causes:
+        if cause.startswith(name):
+            raise NotApplicable(cause.removeprefix(name))

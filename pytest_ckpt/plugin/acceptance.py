@@ -14,9 +14,11 @@ from pytest_ckpt.accept.known import KNOWN
 from pytest_ckpt.accept.trial import NotApplicable, Trial
 from pytest_ckpt.errors import CkptError, SettingError
 from pytest_ckpt.plugin.outcome import Outcome
+from pytest_ckpt.plugin.settings import WriterSpec
 from pytest_ckpt.records import PromiseResult
 from pytest_ckpt.report.promises import promise_lines
 from pytest_ckpt.save.modes import why_unavailable
+from pytest_ckpt.save.options import HUGGING_FACE
 from pytest_ckpt.world.interface import RankFailure
 from pytest_ckpt.world.rounds import Saving
 
@@ -33,7 +35,7 @@ def make_trial(run: Run, request: pytest.FixtureRequest) -> Iterator[Trial]:
     """Yield the fixture's value and delete what it saved."""
     target, world = request.getfixturevalue("ckpt_target"), request.getfixturevalue("ckpt_world")
     mode, writer = request.getfixturevalue("ckpt_mode"), request.getfixturevalue("ckpt_writer")
-    why = why_unavailable(mode, world.device)
+    why = why_unavailable(mode, world.device) or _why_not_read_back(writer)
     if why is not None:
         pytest.skip(why)
     engine = run.settings.engine
@@ -60,6 +62,12 @@ def make_trial(run: Run, request: pytest.FixtureRequest) -> Iterator[Trial]:
     yield made
     keep = run.settings.keep
     made.close(keep=keep == "all" or (keep == "failed" and request.node.stash.get(_FAILED, False)))
+
+
+def _why_not_read_back(writer: WriterSpec) -> str | None:
+    if writer.name == HUGGING_FACE or dict(writer.options).get("serialization_format") == "safetensors":
+        return "safetensors hold tensors alone, and dcp.load cannot read them back by their path"
+    return None
 
 
 _FAILED: pytest.StashKey[bool] = pytest.StashKey()

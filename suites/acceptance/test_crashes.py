@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ckpt.accept.faults import Fault, NotStaged
+from pytest_ckpt.accept.faults import Fault
 from pytest_ckpt.accept.states import DictSpec, TensorSpec, ValueSpec
 from pytest_ckpt.accept.trial import CannotSave, Saved, Trial
 from pytest_ckpt.save.modes import MODES
@@ -70,13 +70,8 @@ def _require_ranks_write(trial: Trial) -> None:
 def _killed(trial: Trial, fault: Fault) -> tuple[Saved, str]:
     """Return a complete checkpoint, and where a save that `fault` ended left what it had written by then."""
     last, torn = trial.save(STATE, 1), trial.new_location("torn")
-    try:
-        with pytest.raises(RankFailure) as raised:
-            trial.save(STATE, 2, location=torn, fault=fault, caught=False, timeout_s=60)
-    except NotStaged as error:
-        trial.not_applicable(str(error))
-    if any(isinstance(rank.cause, str) and "NotStaged" in rank.cause for rank in raised.value.culprits):
-        trial.not_applicable(raised.value.culprits[0].cause)
+    with pytest.raises(RankFailure) as raised:
+        trial.save(STATE, 2, location=torn, fault=fault, caught=False, timeout_s=60)
     died = {rank.rank for rank in raised.value.culprits if rank.what == "died"}
     assert (set(range(trial.world.size)) if fault.pids else {fault.rank}) <= died
     return last, torn

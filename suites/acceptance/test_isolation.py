@@ -35,7 +35,7 @@ def test_a_checkpoint_is_of_one_step_while_training_goes_on(ckpt_acceptance: Tri
     if ckpt_acceptance.mode == "sync":
         ckpt_acceptance.not_applicable("training stands still while a sync save runs")
     go = os.path.join(os.path.dirname(ckpt_acceptance.new_location("go")), f"go-{ckpt_acceptance.mode}")
-    saved = ckpt_acceptance.save(STATE, 1, then_step=2, fault=Fault(at="write", do="hold", go=go))
+    saved = ckpt_acceptance.save(STATE, 1, then_step=2, fault=Fault(at="begin", do="hold", go=go))
     os.unlink(go)
     ckpt_acceptance.require_equal(saved)
 
