@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pytest_ckpt.records import PromiseResult
 
+_CELL = 13
+"""Widest column of a scenario; a longer name is folded, so that the promises stay readable."""
 _MARKS = {"held": "held", "broken": "BROKEN", "known": "known", "not applicable": "n/a"}
 _WORDS = {"held": "held", "broken": "broken", "known": "known of DCP", "not applicable": "not applicable"}
 
@@ -45,7 +47,7 @@ def _table(
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column("promise", overflow="fold")
     for scenario in scenarios:
-        table.add_column(scenario, overflow="fold", min_width=6)
+        table.add_column(scenario, overflow="fold", min_width=6, max_width=_CELL)
     for promise in promises:
         cells = [by_place.get((promise, scenario)) for scenario in scenarios]
         table.add_row(promise, *("" if cell is None else _MARKS[cell.outcome] for cell in cells))

@@ -26,6 +26,8 @@ def test_what_a_save_reported_as_done_is_synced(ckpt_acceptance: Trial) -> None:
         ckpt_acceptance.not_applicable("a background process of DCP's writes, which cannot be watched here")
     seen = ckpt_acceptance.save(STATE, audited=True).audit
     assert seen is not None
+    if seen.verdict == "cannot tell":
+        ckpt_acceptance.not_applicable(" ".join(seen.sentences))
     if not seen.is_durable:
         told = " ".join(seen.sentences)
         assert ckpt_acceptance.is_dcps("finish"), told
