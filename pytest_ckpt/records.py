@@ -486,7 +486,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     read_bytes: int = 0
     """Bytes read from data files."""
     fetched_bytes: int | None = None
-    """Of them, what this process had the storage fetch (/proc/self/io); the rest lay in the page cache. None: not told."""
+    """Of them, what the storage gave this process (/proc/self/io); the rest lay in the page cache. None: not told."""
     checked_bytes: int = 0
     """Bytes that a checksum covers, and that are equal to it."""
     seconds: float = 0.0

@@ -121,24 +121,25 @@ def start_and_never_look(
         time.sleep(0.01)
 
 
-def train_on_the_group_of_the_save(rank: Rank, *, location: str, steps: int, shared: bool) -> int:
-    """Reduce gradients while an async save runs, on the group that it uses too where `shared`; return the steps.
-
-    Nothing that a user's writer does matters here, so DCP's own is taken.
-    """
+def train_beside_a_save(rank: Rank, *, setup: dict[str, Any], location: str, steps: int, shared: bool) -> int:
+    """Reduce gradients while the engine saves, and return the steps; `shared`: DCP saves, on the group of training."""
     import torch
     import torch.distributed as dist
     from torch.distributed.checkpoint import state_dict_saver
 
-    upload = state_dict_saver.async_save(
-        {f"weight{rank.rank}": torch.ones(2**21)},
-        checkpoint_id=location,
-        process_group=None if shared else rank.save_group,
-    )
-    gradient = torch.ones(1024)
+    engine = _opened(rank, setup)
+    state = {f"weight{rank.rank}": torch.ones(2**21, device=rank.device)}
+    upload: Any
+    if shared:
+        upload = state_dict_saver.async_save(state, checkpoint_id=location)
+    else:
+        engine.prepare(location)
+        upload = engine.start(state).completed
+    gradient = torch.ones(1024, device=rank.device)
     for _ in range(steps):
         dist.all_reduce(gradient)
-    upload.result()  # type: ignore[union-attr]
+    if upload is not None:
+        upload.result()
     return steps
 
 

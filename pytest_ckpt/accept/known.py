@@ -51,6 +51,12 @@ KNOWN = {
             "take the state with torch.distributed.checkpoint.state_dict.get_state_dict, which initialises the optimizer",
         ),
         KnownBehaviour(
+            "thread-errors-lost",
+            "with thread_count above 1 an error in one of FileSystemWriter's own threads ends that thread and no more",
+            "a full disk or a failed read of a tensor: the save reports success, and its checkpoint cannot be loaded",
+            "use thread_count=1, or run pytest-ckpt verify on each checkpoint before older ones are deleted",
+        ),
+        KnownBehaviour(
             "orphans-left",
             "a save by fewer ranks into a folder leaves the files of the ranks that are gone",
             "the folder takes more space than the checkpoint needs; nothing refers to those files",
