@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from pytest_ckpt.records import Orphan, Problem, Verification
@@ -46,15 +47,18 @@ def _orphan_lines(orphans: Sequence[Orphan], most: int | None) -> list[str]:
     lines = [_printable(f"  orphan          {orphan.file} ({format_bytes(orphan.bytes)})") for orphan in orphans]
     return [
         *_shortened(lines, "orphans", most),
-        f"  {count(len(orphans), 'orphan')}, {total}: no part of this checkpoint; left by another save into this folder",
+        f"  {count(len(orphans), 'orphan')}, {total}: no part of this checkpoint, left by another save into it",
     ]
 
 
 def _cost(found: Verification) -> str:
-    share = f"{100 * found.checked_bytes / found.read_bytes:.3g} %"
-    covered = f"a checksum covers {share} of it ({found.crc32}), and none the headers and padding between"
+    share = math.floor(1000 * found.checked_bytes / found.read_bytes) / 10  # never "100 %" for less
     if not found.checked_bytes:
         covered = "no checksum covers any of it"
+    elif found.is_complete:
+        covered = f"checksums cover {share} % of it ({found.crc32}), and not the headers and padding between"
+    else:
+        covered = f"{share} % of it is equal to its checksums ({found.crc32})"
     source = ""
     if found.fetched_bytes is not None:
         fetched = min(found.fetched_bytes, found.read_bytes)

@@ -183,7 +183,8 @@ PLANTED = (
 """The last ones end ranks, and come last for that."""
 
 HELD = (
-    *(Planted(promise, DCP, "") for promise in (COMES_BACK, ANY_STATE, OTHER_RANKS, GOES_ON, OWN_STEP, TOO_EARLY)),
+    *(Planted(promise, DCP, "") for promise in (COMES_BACK, ANY_STATE, GOES_ON, OWN_STEP, TOO_EARLY)),
+    Planted(OTHER_RANKS, DCP, "", long=True),
     *(Planted(promise, DCP, "", mode="async") for promise in (ONE_STEP, OWN_STEP, MEMORY, COMPLETE, FULL, FAILS)),
     *(Planted(DAMAGE, DCP, "", given={"damage": kind}) for kind in integrity.DAMAGES),
     Planted(NEVER_STEPPED, defects.VerifiesBeforeItLoads, ""),
