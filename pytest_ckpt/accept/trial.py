@@ -248,7 +248,7 @@ class Trial:
     def verify(self, location: str) -> Verification:
         """Verify a checkpoint from its folder alone; not applicable where its format is none of DCP's own."""
         found = verify(location)
-        if found.outcome == "other-format":
+        if found.outcome in ("other-format", "refused-metadata"):
             self.not_applicable(f"the writer's format is its own: {found.text}")
         return found
 
