@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -503,3 +503,84 @@ def summarize_round(
         straggler=completed_s.index(max(completed_s)),
         peak_rss_bytes=sum(known_peaks) if len(known_peaks) == len(peak_rss_bytes) else None,
     )
+
+
+# What a checkpoint's folder tells about it (pytest_ckpt/accept/verify.py).
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is wrong, or, among the warnings, that cannot be told."""
+
+    kind: str
+    """One of `accept.verify.KINDS`."""
+    file: str
+    """Relative to the checkpoint's folder; empty where no file is to blame."""
+    entry: str
+    """Name of the tensor or object, with the offsets of its chunk; empty where the file as a whole is meant."""
+    text: str
+    """One sentence."""
+
+
+class Orphan(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of the kind that a save writes, to which nothing in the checkpoint refers."""
+
+    file: str
+    bytes: int
+
+
+class Verification(msgspec.Struct, frozen=True, kw_only=True):
+    """What the files of a checkpoint are worth, found from its folder alone."""
+
+    location: str
+    outcome: str
+    """`ok`, `no-checksum`, or the kind of the gravest problem: one of `accept.verify.OUTCOMES`."""
+    text: str
+    """One sentence: what the outcome means, with its figures."""
+    layout: str
+    """`torch_save`, `safetensors`, `mixed`, or empty where nothing could be read."""
+    problems: list[Problem] = []
+    warnings: list[Problem] = []
+    """What does not make the checkpoint bad: times in an order that cannot be explained, and the like."""
+    orphans: list[Orphan] = []
+    entries: int = 0
+    """Chunks of tensors, and objects, that the checkpoint lists."""
+    verdicts: dict[str, int] = {}
+    """How many entries have each verdict; `ok`: read, and equal to their checksums."""
+    tensors: int = 0
+    files: int = 0
+    """That the checkpoint refers to, and that are there."""
+    stored_bytes: int = 0
+    """Sum of the ranges that the entries lie in."""
+    folder_bytes: int = 0
+    """Sum of the sizes of all files in the folder, links not followed."""
+    other_files: int = 0
+    """Files that no save writes, such as a tokenizer's: not looked into."""
+    read_bytes: int = 0
+    """Bytes read from data files."""
+    fetched_bytes: int | None = None
+    """Of them, what the storage gave this process (/proc/self/io); the rest lay in the page cache. None: not told."""
+    checked_bytes: int = 0
+    """Bytes that a checksum covers, and that are equal to it."""
+    seconds: float = 0.0
+    crc32: str = ""
+    """What computed the checksums: `isal` or `zlib`."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything that the checkpoint lists is there, and nothing of it is known to be bad."""
+        return self.outcome in ("ok", "no-checksum")
+
+
+class PromiseResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of one promise in one scenario."""
+
+    promise: str
+    """The test's name as a sentence."""
+    scenario: str
+    """Target, mode, writer and ranks, as in the test's id."""
+    outcome: Literal["held", "broken", "known", "not applicable"]
+    why: str = ""
+    """Why it broke, what DCP is known to do, or why it does not apply."""
+    known: list[str] = []
+    """Ids of known behaviour of DCP."""
+    seconds: float = 0.0

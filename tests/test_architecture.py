@@ -23,11 +23,12 @@ MAY_IMPORT = {
     "model": BASE | {"measure"},
     "save": BASE | {"measure", "target", "model"},
     "world": BASE | {"measure", "target", "model", "save"},
+    "accept": BASE | {"measure", "target", "model", "save", "world"},
     "judge": BASE,
     "report": BASE | {"judge"},
-    "plugin": BASE | {"measure", "target", "model", "save", "world", "judge", "report"},
+    "plugin": BASE | {"measure", "target", "model", "save", "world", "accept", "judge", "report"},
 }
-TORCH_ROOMS = {"model", "save", "world"}
+TORCH_ROOMS = {"model", "save", "world", "accept"}
 TORCH_PROBES = {"measure/devices.py"}  # asks torch for its devices, where a driver is present
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_ckpt.accept.known import KNOWN
 from pytest_ckpt.model.geometry import GEOMETRIES
 from pytest_ckpt.model.recipe import RECIPES, state_bytes
 from pytest_ckpt.plugin import fixtures
@@ -46,6 +47,14 @@ def test_every_fixture_is_in_the_reference() -> None:
     text = (DOCS / "reference" / "fixtures.md").read_text()
     public = {name for name in vars(fixtures) if name.startswith("ckpt_")}
     assert set(re.findall(r"^\| `(ckpt_\w+)`", text, re.MULTILINE)) == public
+
+
+def test_every_promise_and_every_known_behaviour_is_in_the_reference() -> None:
+    text = (DOCS / "reference" / "acceptance.md").read_text()
+    suites = (ROOT / "suites" / "acceptance").glob("test_*.py")
+    promises = {name for suite in suites for name in re.findall(r"^def (test_\w+)", suite.read_text(), re.MULTILINE)}
+    assert set(re.findall(r"^\| `(test_\w+)`", text, re.MULTILINE)) == promises
+    assert re.findall(r"^### ([a-z-]+)$", text, re.MULTILINE) == list(KNOWN)
 
 
 def test_every_key_of_the_result_file_is_in_the_reference() -> None:

@@ -1,6 +1,7 @@
 """All that knows pytest; this module is the entry point `pytest11: ckpt`."""
 
 from pytest_ckpt.plugin.fixtures import (
+    ckpt_acceptance,
     ckpt_load,
     ckpt_mode,
     ckpt_model,
@@ -24,6 +25,7 @@ from pytest_ckpt.plugin.hooks import (
 )
 
 __all__ = [
+    "ckpt_acceptance",
     "ckpt_load",
     "ckpt_mode",
     "ckpt_model",

@@ -13,7 +13,7 @@ import pytest
 
 import pytest_ckpt
 from pytest_ckpt.errors import SettingError
-from pytest_ckpt.plugin import baseline_command
+from pytest_ckpt.plugin import baseline_command, verify_command
 from pytest_ckpt.report.explain import explain_lines, read_records
 from pytest_ckpt.target.clean import clean
 from pytest_ckpt.target.interface import Leftover
@@ -72,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     identifying.set_defaults(do=_hardware)
 
     baseline_command.add_parser(verbs)
+    verify_command.add_parser(verbs)
 
     cleaning = verbs.add_parser("clean", help="remove what killed runs left in TARGET, and nothing else")
     cleaning.add_argument("target", metavar="PATH", help="folder that was a target")

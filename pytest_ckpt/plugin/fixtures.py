@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
 if TYPE_CHECKING:
+    from pytest_ckpt.accept.trial import Trial
     from pytest_ckpt.plugin.follow import Follow
     from pytest_ckpt.plugin.planner import Planner
     from pytest_ckpt.plugin.run import Run
@@ -96,6 +97,19 @@ def _measuring(request: pytest.FixtureRequest, benchmark: Any) -> Any:
     if CLOCK not in request.node.stash:
         _refuse_late(request)
     return run.measuring(str(request.fixturename), request, benchmark)
+
+
+@pytest.fixture
+def ckpt_acceptance(
+    request: pytest.FixtureRequest, ckpt_target: Any, ckpt_world: Any, ckpt_mode: str, ckpt_writer: Any
+) -> Iterator[Trial]:
+    """Put a promise to the test: `save`, `load`, `require_equal`, `verify`, and `known` for what DCP is known to do.
+
+    A test that requests it is a promise, by its name, and a line of the table that ends an acceptance run.
+    """
+    from pytest_ckpt.plugin.acceptance import make_trial
+
+    yield from make_trial(_run(request), request)
 
 
 def _run(request: pytest.FixtureRequest) -> Run | Follow:

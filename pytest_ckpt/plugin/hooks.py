@@ -28,12 +28,13 @@ _ATTACHED: pytest.StashKey[Attached] = pytest.StashKey()
 
 _COMPLETE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 _MEASURING = ("ckpt_save", "ckpt_load", "ckpt_plan")
+_ACCEPTING = "ckpt_acceptance"
 _DIMENSIONS = ("ckpt_target", "ckpt_model", "ckpt_world", "ckpt_plan_ranks", "ckpt_mode", "ckpt_writer")
 _MARKS = {
     "ckpt(tolerance)": "the share of throughput that a scenario of this test may lose, as tolerance='5%'",
     "ckpt_save": "benchmarks of checkpoint saves",
     "ckpt_load": "benchmarks of checkpoint loads",
-    "ckpt_acceptance": "what a checkpoint promises, put to the test; to come",
+    "ckpt_acceptance": "what a checkpoint promises, put to the test",
     "ckpt_planning": "benchmarks of DCP's planning, by many ranks on paper",
     "ckpt_tune": "searches for better settings; to come",
 }
@@ -72,9 +73,9 @@ def pytest_benchmark_compare_machine_info(machine_info: dict[str, Any], compared
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Of our suites, collect that of saves, and others where their mark or file is named: they take as long again."""
+    """Of our suites, collect that of saves, and others where their mark or path is named: they take as long again."""
     name = collection_path.stem.removeprefix("test_")
-    if f"ckpt_{name}" not in _MARKS or name == "save" or collection_path.suffix != ".py":
+    if f"ckpt_{name}" not in _MARKS or name == "save" or collection_path.suffix not in (".py", ""):
         return None
     own = Path(__file__).parents[1] / "suites"
     is_ours = collection_path.parent.resolve() == own.resolve()
@@ -136,7 +137,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         for item in using:
             item.add_marker(pytest.mark.skip(reason=reason))
         return
-    saving = [item for item in using if set(_MEASURING) & set(_fixtures(item)) and not item.get_closest_marker("skip")]
+    running = [item for item in using if not item.get_closest_marker("skip")]
+    saving = [item for item in running if set(_MEASURING) & set(_fixtures(item))]
+    accepting = [item for item in running if _ACCEPTING in _fixtures(item)]
     if saving and not config.pluginmanager.hasplugin("benchmark"):
         raise pytest.UsageError(
             "tests that save need pytest-benchmark, which is switched off (-p no:benchmark); run without that option"
@@ -158,7 +161,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     run = Run(config, settings, Outcome(config, baselines), baselines, attached.lead if attached else None)
     config.stash[RUN] = run
     try:
-        run.plan(saving)
+        run.plan(saving, accepting)
     except SettingError as error:
         raise pytest.UsageError(str(error)) from error
     if comparing.FILES in config.stash:
@@ -170,6 +173,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         "ckpt-verdicts": ItemVerdicts(),
     }.items():
         config.pluginmanager.register(plugin, name)
+    if accepting:
+        from pytest_ckpt.plugin import acceptance
+
+        acceptance.register(config, run)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

@@ -62,7 +62,13 @@ OPTIONS = (
     Option("baseline-dir", "DIR", "where baselines are kept; default: baselines, beside the ini file"),
     Option("baseline-force", "", "save a regressed session as baseline all the same; default: off", switch=True),
     Option("tolerance", "SHARE", "loss of throughput that is tolerated, as 0.1; default: a tenth"),
-    Option("fail-on", "OUTCOME,...", "what fails a test beside a regression: undecided; default: nothing more"),
+    Option(
+        "fail-on",
+        "OUTCOME,...",
+        "what fails a test too: undecided verdicts, known-dcp behaviour; default: nothing more",
+    ),
+    Option("grace", "TIME", "what a scheduler leaves between SIGTERM and SIGKILL; default: 30s"),
+    Option("examples", "N", "state dicts that acceptance makes up for each scenario; default: 20"),
     Option("hardware", "[LABEL=]ID", "hardware id to use instead of the one found", True),
     Option("expect-hardware", "[LABEL=]ID", "fail at once where the hardware id is another", True),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from pytest_ckpt.plugin.record import SaveRequest
     from pytest_ckpt.plugin.run import Run
 
+ACCEPTANCE_BYTES = 500_000_000
+"""Of a target, what acceptance needs at most."""
 _RANK_BYTES = 350_000_000
 """Memory of a rank that holds nothing yet: Python with torch imported."""
 
@@ -207,7 +210,32 @@ def is_overridden(item: Any, name: str) -> bool:
     return bool(definitions) and not definitions[-1].func.__module__.startswith("pytest_ckpt.plugin")
 
 
-def header_lines(run: Run, needs: list[Need], warnings: list[str]) -> list[str]:
+def target_of(item: pytest.Item, run: Run) -> Target:
+    """Return the target of a test, from its parameters or the session's first."""
+    label = _params(item).get("ckpt_target")
+    return run.target(label if isinstance(label, str) else None)
+
+
+def acceptance_lines(run: Run, targets: Sequence[Target]) -> list[str]:
+    """Return the lines that say what promises are put to the test on."""
+    settings = run.settings
+    lines = [
+        f"ckpt: acceptance: torch {version('torch')}, {settings.device}, engine {settings.engine.name}, "
+        f"{_writers(settings)}; {settings.examples} made-up state dicts a scenario (--ckpt-examples); small states, "
+        f"at most {format_bytes(ACCEPTANCE_BYTES)} of a target"
+    ]
+    for target in targets:
+        lines += _target_lines(target)
+    return lines
+
+
+def warning_lines(run: Run, warnings: Sequence[str]) -> list[str]:
+    """Return a line for each thing that the user should know before anything is written."""
+    told = [*dict.fromkeys(warnings), *benchmark.ignored_options(run.config)]
+    return [f"ckpt: warning: {sentence}" for sentence in told]
+
+
+def header_lines(run: Run, needs: list[Need]) -> list[str]:
     """Return the lines that say what was chosen, why, and how it fits."""
     settings = run.settings
     why = {name: f" ({reason})" for name, reason in settings.reasons.items()}
@@ -230,16 +258,7 @@ def header_lines(run: Run, needs: list[Need], warnings: list[str]) -> list[str]:
     if benchmark.is_disabled(run.config):
         lines.append("ckpt: benchmarks are disabled (--benchmark-disable): one save each, nothing is judged")
     for target in dict.fromkeys(need.target for need in needs):
-        memory = ", which is memory and no disk" if target.medium == "memory" else ""
-        lines.append(
-            f"ckpt: target {target.label} = {target.location} ({target.filesystem} on {target.mount}{memory}; "
-            f"{format_bytes(target.free_bytes())} free)"
-        )
-        lines += [
-            f"ckpt: left by a killed run: {left.path} ({format_bytes(left.bytes)}); "
-            f"`pytest-ckpt clean {target.location}` removes it"
-            for left in target.leftovers()
-        ]
+        lines += _target_lines(target)
     for model in dict.fromkeys(need.model for need in needs):
         if model is None:
             lines.append("ckpt: model of the test's own: its size is known once it is made")
@@ -256,8 +275,20 @@ def header_lines(run: Run, needs: list[Need], warnings: list[str]) -> list[str]:
             f"{format_bytes(max(n.memory_bytes or 0 for n in own))} of {format_bytes(available_memory_bytes())} "
             "memory: fits"
         )
-    warnings = [*dict.fromkeys(warnings), *benchmark.ignored_options(run.config)]
-    return lines + [f"ckpt: warning: {sentence}" for sentence in warnings]
+    return lines
+
+
+def _target_lines(target: Target) -> list[str]:
+    memory = ", which is memory and no disk" if target.medium == "memory" else ""
+    return [
+        f"ckpt: target {target.label} = {target.location} ({target.filesystem} on {target.mount}{memory}; "
+        f"{format_bytes(target.free_bytes())} free)",
+        *(
+            f"ckpt: left by a killed run: {left.path} ({format_bytes(left.bytes)}); "
+            f"`pytest-ckpt clean {target.location}` removes it"
+            for left in target.leftovers()
+        ),
+    ]
 
 
 def _of_what(model: ModelSpec) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
@@ -30,6 +30,7 @@ from pytest_ckpt.plugin.terminal import TerminalProgress
 from pytest_ckpt.records import PLAN, SaveRecord
 from pytest_ckpt.target.interface import Target, WorkFolder
 from pytest_ckpt.target.path import open_target
+from pytest_ckpt.target.space import require_space
 from pytest_ckpt.target.spec import TargetSpec
 from pytest_ckpt.units import format_seconds
 from pytest_ckpt.world.interface import RankFailure, World
@@ -58,6 +59,7 @@ class Run:
     def __post_init__(self) -> None:
         self._needs: list[plan.Need] = []
         self._on_paper: list[paper.PaperNeed] = []
+        self._accepting: list[Target] = []
         self._warnings: list[str] = []
         self._targets: dict[str, Target] = {}
         self._folders: dict[str, WorkFolder] = {}
@@ -68,13 +70,23 @@ class Run:
         self._failed: set[str] = set()
         self._began = time.monotonic()
 
-    def plan(self, saving: list[pytest.Item]) -> None:
-        """Take note of the tests that measure; `SettingError` for what cannot work, before anything is written."""
+    def plan(self, saving: list[pytest.Item], accepting: Sequence[pytest.Item] = ()) -> None:
+        """Take note of the tests that measure, and of those that put a promise to the test.
+
+        Raises `SettingError` for what cannot work, before anything is written.
+        """
         alone = why_this_node_only(os.environ)
         if alone is not None:
             self._warnings.append(alone)
-        for ref, source in self.settings.references if saving else ():
+        for ref, source in self.settings.references if saving or accepting else ():
             require_importable(ref, source)
+        self._accepting = list(dict.fromkeys(plan.target_of(item, self) for item in accepting))
+        for target in self._accepting:
+            self._warnings += target.check()
+            require_space(plan.ACCEPTANCE_BYTES, target.free_bytes(), target.location)
+        for item in accepting:
+            if "ckpt_model" in getattr(item, "fixturenames", ()):
+                plan.Need.of_item(item, self, tests=1).check()
         self._on_paper = [paper.PaperNeed.of_item(item, self) for item in saving if paper.plans_only(item)]
         self._needs = [
             plan.Need.of_item(item, self, tests=len(saving)) for item in saving if not paper.plans_only(item)
@@ -99,11 +111,17 @@ class Run:
 
     def pytest_report_collectionfinish(self) -> list[str]:
         """Print what was chosen and why."""
-        if self.config.get_verbosity() < 0 or not (self._needs or self._on_paper):
+        if self.config.get_verbosity() < 0:
             return []
-        lines = self.lead.header_lines() if self.lead is not None else []
-        lines += plan.header_lines(self, self._needs, self._warnings) if self._needs else []
-        return [*lines, *paper.header_lines(self._on_paper, self.settings), *self.baselines.header_lines()]
+        lines = plan.acceptance_lines(self, self._accepting) if self._accepting else []
+        lines += plan.header_lines(self, self._needs) if self._needs else []
+        lines += paper.header_lines(self._on_paper, self.settings)
+        if self._needs or self._on_paper:
+            lines += self.baselines.header_lines()
+        if not lines:
+            return []
+        leading = self.lead.header_lines() if self.lead is not None else []
+        return [*leading, *lines, *plan.warning_lines(self, self._warnings)]
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Iterator[None]:
@@ -113,9 +131,10 @@ class Run:
         self._began = time.monotonic()
         with ending_signals_interrupt(ctrl_c=self.lead is not None):
             try:
-                for need in self._needs:
-                    self.folder(need.target)
-                if self._hosts is not None and self._needs:
+                targets = [*self._accepting, *(need.target for need in self._needs)]
+                for target in targets:
+                    self.folder(target)
+                if self._hosts is not None and targets:
                     self._hosts.compare()
                 return (yield)
             except SettingError as error:

@@ -36,7 +36,7 @@ from pytest_ckpt.world.mesh import MeshShape, parse_mesh
 T = TypeVar("T")
 _KEEPS = ("none", "failed", "all")
 _BASELINES = ("check", "grow", "save", "require", "off")
-_FAIL_ON = ("undecided",)
+_FAIL_ON = ("undecided", "known-dcp")
 _AUTO_MODELS = ("llama3-8b", "llama3.2-3b", "llama3.2-1b", "llama3-debug")
 _PLAN_RANKS = (8, 32, 128, 512)
 _PLAN_MODEL = "llama3-8b"
@@ -149,6 +149,10 @@ class Settings:
     tolerance: float
     """Share of the throughput."""
     fail_on: tuple[str, ...]
+    grace_s: float
+    """What a scheduler leaves between SIGTERM and SIGKILL."""
+    examples: int
+    """State dicts that acceptance makes up for each scenario."""
     hardware: dict[str | None, str]
     """Hardware ids to use, by the target's label; None stands for every target."""
     expected_hardware: dict[str | None, str]
@@ -216,6 +220,8 @@ class _Reader:
             baseline_force=self._one("baseline-force", _on_or_off, "off"),
             tolerance=self._one("tolerance", parse_tolerance, "10%"),
             fail_on=self._one("fail-on", _fail_on, ""),
+            grace_s=self._one("grace", _seconds, "30s"),
+            examples=self._one("examples", _positive, "20"),
             hardware=dict(self._many("hardware", _labelled_id)),
             expected_hardware=dict(self._many("expect-hardware", _labelled_id)),
             references=tuple(

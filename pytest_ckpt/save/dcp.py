@@ -44,7 +44,8 @@ class DcpEngine:
         self._keeps_writer = bool((options or {}).get("cache_staged_state_dict", False))
         self._make_writer = writer
         self._group = group
-        self._stager = make_stager(self.mode)
+        self.stager = make_stager(self.mode)
+        """Of all saves; None where the writer stages."""
         self.writer: StorageWriter | None = None
         """Of the save that was prepared; may be replaced by one that watches it."""
         self.planner: SavePlanner | None = None
@@ -75,8 +76,8 @@ class DcpEngine:
             self._metadata = state_dict_saver.save(state_dict, **given)
             return Pending(None, None)
         kind = AsyncCheckpointerType.PROCESS if self.mode.process else AsyncCheckpointerType.THREAD
-        if self._stager is not None:
-            given["async_stager"] = self._stager
+        if self.stager is not None:
+            given["async_stager"] = self.stager
         response = state_dict_saver.async_save(state_dict, async_checkpointer_type=kind, **given)
         if isinstance(response, AsyncSaveResponse):
             return Pending(response.staging_completion, _Noting(self, response.upload_completion))
@@ -92,9 +93,9 @@ class DcpEngine:
 
     def close(self) -> None:
         """See `Engine.close`."""
-        if self._stager is not None:
-            self._stager.close()
-            self._stager = None
+        if self.stager is not None:
+            self.stager.close()
+            self.stager = None
         self.writer = self._kept = None
         if self.mode.process:
             torch_private.end_checkpoint_process()

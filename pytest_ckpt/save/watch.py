@@ -72,6 +72,11 @@ def require_saves_finished() -> None:
         future.result()
 
 
+def forget_saves() -> None:
+    """Forget the async saves that were noted: what they failed with has been read."""
+    _unread.clear()
+
+
 class _PhaseHandler(logging.Handler):
     def __init__(self, status: Phases) -> None:
         super().__init__(logging.DEBUG)

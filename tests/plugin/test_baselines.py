@@ -123,6 +123,7 @@ def test_pytest_benchmark_compares_what_was_saved_from_another_folder(kept: Kept
     assert files(elsewhere) == []
 
 
+@pytest.mark.long
 def test_another_host_label_path_and_test_file_find_the_same_baseline(kept: Kept, tmp_path: Path) -> None:
     project = Project(tmp_path)
     write_own(project)
@@ -228,6 +229,7 @@ def test_another_world_alone_does_not_grow_and_one_beside_the_known_does(project
     assert "(session 1 of 5)" in both.out
 
 
+@pytest.mark.long
 def test_another_id_grows_only_where_it_was_expected(project: Project) -> None:
     write_own(project)
     project.write("test_it.py", "def test_it(ckpt_save, ckpt_target):\n    ckpt_save(mode='sync')\n")
@@ -260,6 +262,7 @@ def hanging(path):
 """
 
 
+@pytest.mark.long
 def test_interrupted_run_saves_nothing(project: Project) -> None:
     write_own(project, "plain")
     with (project.path / "own.py").open("a") as file:
@@ -386,18 +389,21 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Slow:
     return Slow(project, night(project, "--ckpt-max-time=8s", f"--junitxml={path}"), path)
 
 
+@pytest.mark.long
 def test_regression_stays_red_though_the_second_try_is_fine(slow: Slow) -> None:
     slow.result.require(1).lines.fnmatch_lines(
         ["FAILED *test_again - Failed: throughput regressed: *", "*1 failed, 1 passed, 1 rerun*"]
     )
 
 
+@pytest.mark.long
 def test_junit_says_one_thing_of_a_test_that_ran_twice(slow: Slow) -> None:
     case = junit(slow.junit)["test_again"]
     assert case.find("failure") is not None
     assert properties(case)["ckpt throughput outcome"] == "regressed"
 
 
+@pytest.mark.long
 def test_second_look_that_does_not_fit_is_not_taken_and_that_is_said(slow: Slow) -> None:
     record = record_of(slow.project.last(), "test_too_slow_for_two")
     slow.result.lines.fnmatch_lines(["*: no second look was taken: * left, and it needs *"])
@@ -485,6 +491,7 @@ def test_damaged_file_ends_a_run_that_must_not_miss_one(damaged: Damaged, mode: 
     assert "Traceback" not in result.out
 
 
+@pytest.mark.long
 def test_disabled_benchmarks_judge_by_nothing_and_save_nothing(damaged: Damaged) -> None:
     before = files(damaged.project.path / "baselines")
     result = night(damaged.project, "--benchmark-disable", SAVE, "-k", "test_it").require(0)
@@ -553,28 +560,34 @@ def hard(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return night(project)
 
 
+@pytest.mark.long
 def test_damaged_salt_is_said_and_the_rest_is_judged(hard: Result) -> None:
     hard.require(1).lines.fnmatch_lines(
         ["ckpt: the salt of the baselines, */.salt, is damaged; restore it from git, *"]
     )
 
 
+@pytest.mark.long
 def test_save_of_a_fixture_fails_the_test_that_uses_it(hard: Result) -> None:
     hard.lines.fnmatch_lines(["FAILED *::test_after_a_save - Failed: throughput regressed: *"])
 
 
+@pytest.mark.long
 def test_save_in_the_teardown_of_a_fixture_is_not_passed_over(hard: Result) -> None:
     hard.lines.re_match_lines(["(FAILED|ERROR) .*::test_before_a_save"])
 
 
+@pytest.mark.long
 def test_baseline_of_endless_seconds_brings_no_traceback(hard: Result) -> None:
     assert "math range error" not in hard.out
 
 
+@pytest.mark.long
 def test_baseline_of_endless_bytes_brings_no_traceback(hard: Result) -> None:
     assert "int too large" not in hard.out
 
 
+@pytest.mark.long
 def test_name_of_a_file_steers_no_terminal(hard: Result) -> None:
     assert "throughput regressed" in hard.out
     assert "\x1b" not in hard.out
@@ -599,6 +612,7 @@ def test_folder_that_is_a_file_is_refused_before_anything_is_written(project: Pr
     assert "Traceback" not in result.out
 
 
+@pytest.mark.long
 def test_nothing_is_written_where_nothing_is_saved_or_only_collected(project: Project) -> None:
     write_own(project)
     project.write("test_it.py", "def test_it(ckpt_save):\n    ckpt_save(mode='sync')\n")

@@ -83,6 +83,7 @@ def plain(project: Project, *arguments: object) -> Result:
     return project.run(sys.executable, "-m", "pytest", "test_plain.py", *arguments)
 
 
+@pytest.mark.long
 def test_without_a_baseline_it_is_as_pytest_benchmark_has_it(project: Project) -> None:
     project.write("test_plain.py", PLAIN)
     nothing = plain(project, COMPARE).require(0)
@@ -93,6 +94,7 @@ def test_without_a_baseline_it_is_as_pytest_benchmark_has_it(project: Project) -
     assert not (project.path / "baselines").exists()
 
 
+@pytest.mark.long
 def test_file_that_is_named_is_the_one_that_is_compared(project: Project) -> None:
     project.write("test_plain.py", PLAIN)
     store(project.path / "baselines", "night1", as_saved(FAST), hardware=of_temporary_files(project))
@@ -108,6 +110,7 @@ def test_benchmarks_that_save_nothing_are_compared_as_before(project: Project) -
     plain(project, COMPARE).require(0).lines.fnmatch_lines_random(["test_plain (0001_own) *", "test_plain (NOW) *"])
 
 
+@pytest.mark.long
 def test_newest_file_is_the_one_that_is_compared_and_a_damaged_one_is_passed_over(project: Project) -> None:
     project.write("test_plain.py", PLAIN)
     name = of_temporary_files(project)

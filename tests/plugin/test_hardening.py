@@ -78,6 +78,7 @@ def test_users_function_that_cannot_be_used_is_one_sentence_and_exit_status_four
     assert "Traceback" not in result.out
 
 
+@pytest.mark.long
 def test_writer_that_saves_elsewhere_is_named_and_its_files_are_left(own: Project, tmp_path: Path) -> None:
     own.environment["ELSEWHERE"] = str(tmp_path)
     own.write("test_it.py", "import own\ndef test_it(ckpt_save):\n    ckpt_save(mode='sync', writer=own.elsewhere)\n")
@@ -93,6 +94,7 @@ def test_module_of_the_working_folder_named_as_pythons_own_does_not_reach_the_ra
     own.run("pytest", "tests", f"--ckpt-target={own.target}", "--ckpt-model=llama3-tiny", "--ckpt-probe=off").require(0)
 
 
+@pytest.mark.long
 def test_rounds_stop_when_the_time_is_over_although_the_warm_up_was_fast(own: Project) -> None:
     own.write(
         "test_it.py", "import own\ndef test_it(ckpt_save):\n    ckpt_save(mode='sync', writer=own.slower_and_slower)\n"
@@ -101,6 +103,7 @@ def test_rounds_stop_when_the_time_is_over_although_the_warm_up_was_fast(own: Pr
     result.lines.re_match_lines([r".*[45] of 20 rounds: more do not fit the 5\.00 s of --ckpt-max-time"])
 
 
+@pytest.mark.long
 def test_failed_checkpoint_is_kept_although_a_later_scenario_passes(own: Project) -> None:
     own.write(
         "test_it.py",
@@ -166,6 +169,7 @@ def test_signal_at_start(project: Project, number: signal.Signals) -> None:
     assert "SignalException" not in result.out
 
 
+@pytest.mark.long
 def test_several_signals_in_a_row_do_not_cut_the_cleaning_short(project: Project) -> None:
     command = ["pytest", *SUITE, f"--ckpt-target={project.target}", "--ckpt-model=llama3-tiny", "--ckpt-rounds=200"]
     process = subprocess.Popen(command, cwd=project.path, stdout=subprocess.PIPE, text=True)

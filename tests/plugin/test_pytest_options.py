@@ -128,6 +128,7 @@ def test_benchmark_skip_skips_saves_and_writes_nothing(project: Project) -> None
 
 
 @row("--benchmark-only", "-k", "-m", "--benchmark-columns")
+@pytest.mark.long
 def test_selections_run_what_they_select(project: Project) -> None:
     project.write("test_other.py", "def test_other():\n    pass\n")
     project.write("test_it.py", "import pytest\npytestmark = pytest.mark.ckpt_save\n" + SAVING_TEST)
@@ -177,6 +178,7 @@ def pytest_configure(config):
 
 
 @row("-x", "--lf")
+@pytest.mark.long
 def test_stopping_at_the_first_failure_and_running_it_again_start_no_world_for_the_others(project: Project) -> None:
     project.write(
         "test_it.py",
@@ -236,6 +238,7 @@ def test_passes():
 
 
 @row("--timeout")
+@pytest.mark.long
 def test_pytest_timeout_ends_a_save_and_the_next_test_runs(project: Project) -> None:
     project.write("test_it.py", HANGS)
     result = project.pytest("--timeout=8", "--timeout-method=signal").require(1)
@@ -244,6 +247,7 @@ def test_pytest_timeout_ends_a_save_and_the_next_test_runs(project: Project) -> 
 
 
 @row("--reruns", "-qq")
+@pytest.mark.long
 def test_a_rerun_replaces_the_row_of_the_first_try(project: Project) -> None:
     project.write(
         "test_it.py",
@@ -264,6 +268,7 @@ def test_second_try(ckpt_save):
 
 
 @row("-v")
+@pytest.mark.long
 def test_the_wide_table_comes_when_it_is_asked_for(project: Project) -> None:
     result = project.pytest(*SUITE, "--ckpt-mode=sync", "--ckpt-rounds=1", "-v").require(0)
     result.lines.fnmatch_lines(["*test_save?disk-llama3-tiny-r2-sync? PASSED*", "*- benchmark 'save': 1 tests -*"])

@@ -109,6 +109,7 @@ def test_a_model_is_recorded_by_its_name(rows: dict[str, Any], own: tuple[Projec
     own[1].lines.fnmatch_lines(["ckpt: model of the test's own: its size is known once it is made"])
 
 
+@pytest.mark.long
 def test_models_by_option_and_several_targets_and_ranks_make_each_world_once(project: Project) -> None:
     project.write("state.py", "import torch\ndef make(mesh, device):\n    return {'w': torch.ones(1000)}\n")
     project.write(
@@ -148,6 +149,7 @@ def overhead_s(project: Project, name: str) -> float:
     return float(cases[name].get("time") or "nan") - saves_s
 
 
+@pytest.mark.long
 def test_several_models_are_made_once_in_each_world(project: Project) -> None:
     options = ("--ckpt-model=moe-debug", "--ckpt-ranks=2", "--ckpt-ranks=1", "--ckpt-target=b=/tmp", "--ckpt-mode=sync")
     result = project.pytest(*SUITE, *options, "--co", "-q").require(0)

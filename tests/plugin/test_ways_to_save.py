@@ -150,6 +150,7 @@ def test_what_cannot_work_is_one_sentence_and_exit_status_4(
     assert "Traceback" not in done.out
 
 
+@pytest.mark.long
 def test_own_writer_gets_the_options_as_arguments(project: Project) -> None:
     project.write("ways.py", WRITERS)
     done = project.pytest(
@@ -216,6 +217,7 @@ def test_training_beside_the_save_shows_what_a_save_costs(project: Project) -> N
         assert taken["stall_s"] <= taken["save_s"]
 
 
+@pytest.mark.long
 def test_save_that_begins_while_another_is_under_way_waits_and_that_is_stall(project: Project) -> None:
     done = project.pytest(
         *SUITE, NO_PROBE, "--ckpt-rounds=4", "--ckpt-overlap", "--ckpt-mode=async", "--ckpt-mode=async-process"
@@ -230,6 +232,7 @@ def test_save_that_begins_while_another_is_under_way_waits_and_that_is_stall(pro
             assert sum(taken["phases"].values()) == pytest.approx(taken["save_s"])
 
 
+@pytest.mark.long
 def test_safetensors_of_weights_alone_are_written_by_every_rank(project: Project) -> None:
     pytest.importorskip("safetensors")
     done = project.pytest(

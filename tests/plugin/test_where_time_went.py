@@ -139,6 +139,7 @@ def test_explain_without_a_last_run_says_so(project: Project) -> None:
     result.lines.fnmatch_lines(["pytest-ckpt: there is no last run in this folder *; give a result file"])
 
 
+@pytest.mark.long
 def test_run_without_probes_predicts_nothing_and_still_tells_where_the_time_went(project: Project) -> None:
     result = project.pytest(*SUITE, "--ckpt-probe=off", "--ckpt-mode=sync").require(0)
     assert "ckpt: prob" not in result.out
@@ -154,6 +155,7 @@ def test_size_of_a_probe_that_is_none_is_refused(project: Project) -> None:
     result.lines.fnmatch_lines(["*'64Miles' is no size: *, or off (from --ckpt-probe)"])
 
 
+@pytest.mark.long
 def test_other_volumes_are_measured_only_when_asked_for(project: Project, run: tuple[Project, Result]) -> None:
     unasked = run[0].last()["benchmarks"][0]["extra_info"]["ckpt"]["other_volumes"]
     assert [other["write_Bps"] for other in unasked] == [None] * len(unasked)

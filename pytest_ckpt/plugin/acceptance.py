@@ -1,0 +1,207 @@
+"""The object behind the fixture `ckpt_acceptance`, and what came of each promise: the table of an acceptance run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from pytest_ckpt.accept.known import KNOWN
+from pytest_ckpt.accept.trial import NotApplicable, Trial
+from pytest_ckpt.errors import CkptError, SettingError
+from pytest_ckpt.plugin.outcome import Outcome
+from pytest_ckpt.plugin.settings import WriterSpec
+from pytest_ckpt.records import PromiseResult
+from pytest_ckpt.report.promises import promise_lines
+from pytest_ckpt.save.modes import why_unavailable
+from pytest_ckpt.save.options import HUGGING_FACE
+from pytest_ckpt.world.interface import RankFailure
+from pytest_ckpt.world.rounds import Saving
+
+if TYPE_CHECKING:
+    from pytest_ckpt.plugin.run import Run
+
+FIXTURE = "ckpt_acceptance"
+_MET: pytest.StashKey[dict[str, str]] = pytest.StashKey()
+"""Of a test: the known behaviour that it met, by id, with what was seen."""
+_DIMENSIONS = ("ckpt_target", "ckpt_world", "ckpt_mode", "ckpt_writer")
+
+
+def make_trial(run: Run, request: pytest.FixtureRequest) -> Iterator[Trial]:
+    """Yield the fixture's value and delete what it saved."""
+    target, world = request.getfixturevalue("ckpt_target"), request.getfixturevalue("ckpt_world")
+    mode, writer = request.getfixturevalue("ckpt_mode"), request.getfixturevalue("ckpt_writer")
+    why = why_unavailable(mode, world.device) or _why_not_read_back(writer)
+    if why is not None:
+        pytest.skip(why)
+    engine = run.settings.engine
+    saving = Saving(
+        mode=mode,
+        writer=writer.factory,
+        model="",
+        state="",
+        function=None,
+        options=dict(writer.options),
+        engine=engine.name,
+        engine_factory=engine.factory,
+    )
+    made = Trial(
+        world,
+        run.folder(target),
+        saving,
+        world_beside=run.world_beside,
+        is_memory=target.medium == "memory",
+        examples=run.settings.examples,
+        grace_s=run.settings.grace_s,
+    )
+    request.node.stash[_MET] = made.met
+    yield made
+    keep = run.settings.keep
+    made.close(keep=keep == "all" or (keep == "failed" and request.node.stash.get(_FAILED, False)))
+
+
+def _why_not_read_back(writer: WriterSpec) -> str | None:
+    if writer.name == HUGGING_FACE or dict(writer.options).get("serialization_format") == "safetensors":
+        return "safetensors hold tensors alone, and dcp.load cannot read them back by their path"
+    return None
+
+
+_FAILED: pytest.StashKey[bool] = pytest.StashKey()
+
+
+class Promises:
+    """Registered as a plugin where acceptance tests were selected: collects what came of each, and prints the table."""
+
+    def __init__(self, config: pytest.Config, outcome: Outcome, strict: bool) -> None:
+        self._config, self._outcome, self._strict = config, outcome, strict
+        self._results: dict[str, PromiseResult] = {}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        """Tell a failure of ranks or input in its own words, and fail for known behaviour where that was asked for."""
+        if FIXTURE not in getattr(item, "fixturenames", ()):
+            return (yield)
+        try:
+            result = yield
+        except NotApplicable as error:
+            raise pytest.skip.Exception(str(error), _use_item_location=True) from None
+        except SettingError as error:
+            self._outcome.usage_errors += 1
+            raise pytest.fail.Exception(str(error), pytrace=False) from None
+        except CkptError as error:
+            if isinstance(error, RankFailure) and error.is_usage:
+                self._outcome.usage_errors += 1
+                raise pytest.fail.Exception(error.culprits[0].cause, pytrace=False) from None
+            raise pytest.fail.Exception(str(error), pytrace=False) from None
+        met = item.stash.get(_MET, {})
+        if self._strict and met:
+            told = "; ".join(f"{known}: {seen}" for known, seen in met.items())
+            raise pytest.fail.Exception(f"known of DCP, which --ckpt-fail-on=known-dcp makes a failure: {told}", False)
+        return result
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+        """Note what came of a promise."""
+        report: Any = yield
+        if FIXTURE in getattr(item, "fixturenames", ()) and (report.when == "call" or not report.passed):
+            item.stash[_FAILED] = report.failed
+            noted = self._result(item, report, call)
+            if report.when != "teardown" or report.failed:
+                self._results[item.nodeid] = noted
+            item.user_properties.append(("ckpt promise", noted.outcome))
+            report.user_properties = list(item.user_properties)
+        return report
+
+    def _result(self, item: pytest.Item, report: pytest.TestReport, call: pytest.CallInfo[None]) -> PromiseResult:
+        met = item.stash.get(_MET, {})
+        if report.failed:
+            outcome, why = "broken", str(call.excinfo.value) if call.excinfo is not None else report.longreprtext
+        elif report.skipped:
+            outcome, why = "not applicable", _reason(report)
+        elif met:
+            outcome, why = "known", "; ".join(met.values())
+        else:
+            outcome, why = "held", ""
+        return PromiseResult(
+            promise=_sentence(item),
+            scenario=_scenario(item),
+            outcome=outcome,  # type: ignore[arg-type]
+            why=why,
+            known=list(met),
+            seconds=report.duration,
+        )
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Print the table, and keep the results beside the figures of the last run."""
+        if not self._results:
+            return
+        results = list(self._results.values())
+        path = self._kept(results)
+        if self._config.get_verbosity() < -1:
+            return
+        terminalreporter.write_sep("-", "acceptance")
+        for line in promise_lines(results, _explained, terminalreporter._tw.fullwidth):
+            terminalreporter.write_line(line)
+        if path is not None:
+            terminalreporter.write_line(f"promises of this run: {path}")
+
+    def _kept(self, results: list[PromiseResult]) -> Path | None:
+        cache = getattr(self._config, "cache", None)
+        if cache is None:
+            return None
+        path = Path(cache.mkdir("ckpt")) / "acceptance.json"
+        draft = path.with_suffix(f".{os.getpid()}.tmp")
+        draft.write_bytes(msgspec.json.format(msgspec.json.encode({"format": 1, "promises": results}), indent=1))
+        draft.replace(path)
+        return path
+
+
+def _explained(known: str) -> tuple[str, str, str]:
+    behaviour = KNOWN[known]
+    return behaviour.does, behaviour.means, behaviour.advice
+
+
+def _sentence(item: pytest.Item) -> str:
+    name: str = getattr(item, "originalname", None) or item.name
+    callspec = getattr(item, "callspec", None)
+    own = [
+        str(v) for key, v in (callspec.params if callspec is not None else {}).items() if not key.startswith("ckpt_")
+    ]
+    return ": ".join([name.removeprefix("test_").replace("_", " "), *own])
+
+
+def _scenario(item: pytest.Item) -> str:
+    callspec = getattr(item, "callspec", None)
+    params = callspec.params if callspec is not None else {}
+    config_writers = item.config.stash.get(_WRITERS, ())
+    parts = []
+    for name in _DIMENSIONS:
+        value = params.get(name)
+        if value is None:
+            continue
+        if name == "ckpt_world":
+            parts.append(f"r{value}")
+        elif name == "ckpt_writer" and isinstance(value, int):
+            parts.append(config_writers[value] or "default")
+        else:
+            parts.append(str(value))
+    return "-".join(parts) or "default"
+
+
+_WRITERS: pytest.StashKey[tuple[str, ...]] = pytest.StashKey()
+
+
+def _reason(report: pytest.TestReport) -> str:
+    told = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return told.removeprefix("Skipped: ")
+
+
+def register(config: pytest.Config, run: Run) -> None:
+    """Register `Promises` for the session."""
+    config.stash[_WRITERS] = tuple(writer.label for writer in run.settings.writers)
+    strict = "known-dcp" in run.settings.fail_on
+    config.pluginmanager.register(Promises(config, run.outcome, strict), "ckpt-promises")
