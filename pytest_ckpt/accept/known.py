@@ -48,7 +48,7 @@ KNOWN = {
             "optimizer-not-initialised",
             "dcp.load fills the entries that a state dict has; that of an optimizer that never stepped has none",
             "weights load, the optimizer's moments do not, and no error is raised: training goes on with zeros",
-            "take the state with torch.distributed.checkpoint.state_dict.get_state_dict, which initialises the optimizer",
+            "take it with torch.distributed.checkpoint.state_dict.get_state_dict, which initialises the optimizer",
         ),
         KnownBehaviour(
             "thread-errors-lost",

@@ -4,7 +4,7 @@
     from pytest_ckpt.accept.strategies import state_dicts
 
     @given(state_dicts())
-    def test_my_writer(spec): ...                  # build it in a rank: pytest_ckpt.accept.states.build(spec, mesh, device)
+    def test_my_writer(spec): ...      # in a rank: pytest_ckpt.accept.states.build(spec, mesh, device)
 
 An example is a few words, not tensors: it crosses to live ranks, and Hypothesis shrinks it there.
 """

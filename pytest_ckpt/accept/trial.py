@@ -110,10 +110,12 @@ class Trial:
         is_memory: bool = False,
         examples: int = DEFAULT_EXAMPLES,
         grace_s: float = DEFAULT_GRACE_S,
+        ranks_may_end: bool = True,
     ) -> None:
         self.world, self.folder, self.saving = world, folder, saving
         self.is_memory = is_memory
         """Whether the target is memory, where nothing outlives a power cut."""
+        self._ranks_may_end = ranks_may_end
         self.grace_s = grace_s
         """What a scheduler leaves between SIGTERM and SIGKILL."""
         self.met: dict[str, str] = {}
@@ -135,6 +137,16 @@ class Trial:
     def not_applicable(self, why: str) -> NoReturn:
         """End the test: the promise says nothing of this scenario, and `why`."""
         raise NotApplicable(why)
+
+    def require_ranks_that_may_end(self) -> None:
+        """Not applicable where the ranks that this test ends cannot be started again."""
+        if not self._ranks_may_end:
+            self.not_applicable("the ranks of a launcher's job cannot be ended and started again: run without it")
+
+    def require_one_host(self) -> None:
+        """Not applicable where the ranks do not share this host's folders."""
+        if len(set(getattr(self.world, "hosts", ()))) > 1:
+            self.not_applicable("the ranks are on several hosts, and this needs them on one")
 
     def for_all(self, strategy: SearchStrategy[T], check: Callable[[T], None]) -> None:
         """Put `check` to the test with as many examples of `strategy` as --ckpt-examples says, the same in each run."""

@@ -13,7 +13,6 @@ import pytest
 from pytest_ckpt.accept.known import KNOWN
 from pytest_ckpt.accept.trial import NotApplicable, Trial
 from pytest_ckpt.errors import CkptError, SettingError
-from pytest_ckpt.plugin.outcome import Outcome
 from pytest_ckpt.plugin.settings import WriterSpec
 from pytest_ckpt.records import PromiseResult
 from pytest_ckpt.report.promises import promise_lines
@@ -23,21 +22,28 @@ from pytest_ckpt.world.interface import RankFailure
 from pytest_ckpt.world.rounds import Saving
 
 if TYPE_CHECKING:
+    from pytest_ckpt.plugin.follow import Follow
     from pytest_ckpt.plugin.run import Run
 
 FIXTURE = "ckpt_acceptance"
+_CALL = "a promise"
 _MET: pytest.StashKey[dict[str, str]] = pytest.StashKey()
 """Of a test: the known behaviour that it met, by id, with what was seen."""
 _DIMENSIONS = ("ckpt_target", "ckpt_world", "ckpt_mode", "ckpt_writer")
 
 
-def make_trial(run: Run, request: pytest.FixtureRequest) -> Iterator[Trial]:
-    """Yield the fixture's value and delete what it saved."""
+def make_trial(run: Run | Follow, request: pytest.FixtureRequest) -> Iterator[Trial | None]:
+    """Yield the fixture's value and delete what it saved; None on a rank that follows, where the test does not run."""
     target, world = request.getfixturevalue("ckpt_target"), request.getfixturevalue("ckpt_world")
     mode, writer = request.getfixturevalue("ckpt_mode"), request.getfixturevalue("ckpt_writer")
     why = why_unavailable(mode, world.device) or _why_not_read_back(writer)
     if why is not None:
         pytest.skip(why)
+    from pytest_ckpt.plugin.follow import Follow
+
+    if isinstance(run, Follow):
+        yield None
+        return
     engine = run.settings.engine
     saving = Saving(
         mode=mode,
@@ -57,6 +63,7 @@ def make_trial(run: Run, request: pytest.FixtureRequest) -> Iterator[Trial]:
         is_memory=target.medium == "memory",
         examples=run.settings.examples,
         grace_s=run.settings.grace_s,
+        ranks_may_end=run.lead is None,
     )
     request.node.stash[_MET] = made.met
     yield made
@@ -76,17 +83,26 @@ _FAILED: pytest.StashKey[bool] = pytest.StashKey()
 class Promises:
     """Registered as a plugin where acceptance tests were selected: collects what came of each, and prints the table."""
 
-    def __init__(self, config: pytest.Config, outcome: Outcome, strict: bool) -> None:
-        self._config, self._outcome, self._strict = config, outcome, strict
+    def __init__(self, config: pytest.Config, run: Run) -> None:
+        self._config, self._outcome, self._lead = config, run.outcome, run.lead
+        self._strict = "known-dcp" in run.settings.fail_on
         self._results: dict[str, PromiseResult] = {}
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
-        """Tell a failure of ranks or input in its own words, and fail for known behaviour where that was asked for."""
-        if FIXTURE not in getattr(item, "fixturenames", ()):
-            return (yield)
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
+        """Put the promise to the test; on attached ranks the others do meanwhile what this one says."""
+        if FIXTURE not in pyfuncitem.fixturenames:
+            return None
+        if self._lead is None:
+            self._put_to_the_test(pyfuncitem)
+        else:
+            self._lead.collective(_CALL, lambda: self._put_to_the_test(pyfuncitem), lambda value: value)
+        return True
+
+    def _put_to_the_test(self, item: pytest.Function) -> None:
+        """Run the test; tell a failure of ranks or input in its own words, and fail for known behaviour where asked."""
         try:
-            result = yield
+            item.obj(**{name: item.funcargs[name] for name in item._fixtureinfo.argnames})
         except NotApplicable as error:
             raise pytest.skip.Exception(str(error), _use_item_location=True) from None
         except SettingError as error:
@@ -101,7 +117,6 @@ class Promises:
         if self._strict and met:
             told = "; ".join(f"{known}: {seen}" for known, seen in met.items())
             raise pytest.fail.Exception(f"known of DCP, which --ckpt-fail-on=known-dcp makes a failure: {told}", False)
-        return result
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
@@ -203,5 +218,19 @@ def _reason(report: pytest.TestReport) -> str:
 def register(config: pytest.Config, run: Run) -> None:
     """Register `Promises` for the session."""
     config.stash[_WRITERS] = tuple(writer.label for writer in run.settings.writers)
-    strict = "known-dcp" in run.settings.fail_on
-    config.pluginmanager.register(Promises(config, run.outcome, strict), "ckpt-promises")
+    config.pluginmanager.register(Promises(config, run), "ckpt-promises")
+
+
+class Following:
+    """Registered on the ranks above 0 of an attached world: rank 0 runs the tests, draws the states and compares."""
+
+    def __init__(self, follow: Follow) -> None:
+        self._follow = follow
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
+        """Do what rank 0 says until its test has ended."""
+        if FIXTURE not in pyfuncitem.fixturenames:
+            return None
+        self._follow.collective(_CALL)
+        return True

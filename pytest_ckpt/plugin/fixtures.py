@@ -102,7 +102,7 @@ def _measuring(request: pytest.FixtureRequest, benchmark: Any) -> Any:
 @pytest.fixture
 def ckpt_acceptance(
     request: pytest.FixtureRequest, ckpt_target: Any, ckpt_world: Any, ckpt_mode: str, ckpt_writer: Any
-) -> Iterator[Trial]:
+) -> Iterator[Trial | None]:
     """Put a promise to the test: `save`, `load`, `require_equal`, `verify`, and `known` for what DCP is known to do.
 
     A test that requests it is a promise, by its name, and a line of the table that ends an acceptance run.

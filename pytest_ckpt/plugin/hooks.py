@@ -156,6 +156,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         item.stash[CLOCK] = benchmark.use_clock(item)
     if attached is not None and attached.follow is not None:
         config.stash[RUN] = attached.follow
+        if accepting:
+            from pytest_ckpt.plugin.acceptance import Following
+
+            config.pluginmanager.register(Following(attached.follow), "ckpt-promises")
         return
     baselines = Baselines(config, settings)
     run = Run(config, settings, Outcome(config, baselines), baselines, attached.lead if attached else None)

@@ -69,6 +69,7 @@ def _require_ranks_write(trial: Trial) -> None:
 
 def _killed(trial: Trial, fault: Fault) -> tuple[Saved, str]:
     """Return a complete checkpoint, and where a save that `fault` ended left what it had written by then."""
+    trial.require_ranks_that_may_end()
     last, torn = trial.save(STATE, 1), trial.new_location("torn")
     with pytest.raises(RankFailure) as raised:
         trial.save(STATE, 2, location=torn, fault=fault, caught=False, timeout_s=60)

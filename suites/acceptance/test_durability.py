@@ -37,6 +37,7 @@ def test_what_a_save_reported_as_done_is_synced(ckpt_acceptance: Trial) -> None:
 def test_a_power_cut_after_a_save_takes_nothing(ckpt_acceptance: Trial, tmp_path: Path) -> None:
     """An ext4 volume of its own, whose device is copied the moment the save returns; the copy is mounted and loaded."""
     _require_durability_was_asked_for(ckpt_acceptance)
+    ckpt_acceptance.require_one_host()
     why = why_no_power_cut()
     if why is not None:
         ckpt_acceptance.not_applicable(f"no power cut can be made here: {why}")

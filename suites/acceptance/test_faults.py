@@ -58,6 +58,7 @@ def test_a_rank_that_fails_fails_the_save_on_all_ranks(ckpt_acceptance: Trial) -
 
 def test_a_stuck_rank_is_named_at_the_deadline(ckpt_acceptance: Trial) -> None:
     """A rank that sits in its writer: the others wait in collectives that would tell neither rank nor phase."""
+    ckpt_acceptance.require_ranks_that_may_end()
     culprit = ckpt_acceptance.world.size - 1
     ckpt_acceptance.opened()
     began = time.monotonic()
@@ -78,6 +79,7 @@ def test_a_save_on_the_group_of_training_ends_in_bounded_time_with_that_reason(c
     """Such a save deadlocks after a few collectives; with a group of its own it does not."""
     if ckpt_acceptance.world.size < 2:
         ckpt_acceptance.not_applicable("one rank waits for nobody")
+    ckpt_acceptance.require_ranks_that_may_end()
     run, train = ckpt_acceptance.run, in_rank.train_beside_a_save
     apart, shared = ckpt_acceptance.new_location("apart"), ckpt_acceptance.new_location("shared")
     for steps in run(train, timeout_s=BOUNDED_S, location=apart, steps=200, shared=False):
