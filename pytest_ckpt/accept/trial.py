@@ -196,10 +196,10 @@ class Trial:
         """Make the engine anew and return what each rank says of it."""
         return self.run(in_rank.open_trial)
 
-    def is_dcps(self, method: str) -> bool:
-        """Return whether the writer's `method` is DCP's own, so that what it does is known of DCP."""
-        module = self.opened()[0]["methods"].get(method)
-        return module is not None and module.startswith(_OF_DCP)
+    def is_dcps(self, *methods: str) -> bool:
+        """Return whether all of the writer's `methods` are DCP's own, so that what they do is known of DCP."""
+        modules = self.opened()[0]["methods"]
+        return all(str(modules.get(method)).startswith(_OF_DCP) for method in methods)
 
     def save(
         self,

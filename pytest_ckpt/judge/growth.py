@@ -28,7 +28,7 @@ _KNOWN = {
 """What DCP itself is known for (seen in torch 2.13), by step."""
 _KNOWN_STEEPEST = 2.3
 """What is known is quadratic: more is something else."""
-_LEAST_S = 0.01
+LEAST_S = 0.01
 """A step that takes less with the most ranks is nothing to judge."""
 _T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t at 97.5 % for 1, 2 ... 10 degrees of freedom (any table of it); the last one holds, on the safe side."""
@@ -107,7 +107,7 @@ def growth_of(records: Sequence[SaveRecord]) -> PlanGrowth | None:
     fitted = []
     for name in names:
         seconds = {size: min(taken.phases.get(name, 0.0) for taken in by_size[size].rounds) for size in sizes}
-        if seconds[sizes[-1]] >= _LEAST_S and min(seconds.values()) > 0:
+        if seconds[sizes[-1]] >= LEAST_S and min(seconds.values()) > 0:
             fitted.append(fit(name, seconds))
     return PlanGrowth(steps=sorted(fitted, key=lambda step: -step.exponent), sizes=sizes) if fitted else None
 

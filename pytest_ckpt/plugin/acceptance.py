@@ -68,6 +68,8 @@ def make_trial(run: Run | Follow, request: pytest.FixtureRequest) -> Iterator[Tr
     request.node.stash[_MET] = made.met
     yield made
     keep = run.settings.keep
+    if run.is_closed:  # by an interrupt, which ends a session before its fixtures
+        return
     made.close(keep=keep == "all" or (keep == "failed" and request.node.stash.get(_FAILED, False)))
 
 

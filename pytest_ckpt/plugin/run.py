@@ -323,6 +323,11 @@ class Run:
                     self._hosts.say_rates(target, probes)
         self._survey.probe_others(list(self._targets.values()), request.world, progress)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the work folders are gone, or kept, already."""
+        return not self._folders
+
     def close(self) -> None:
         """End the ranks, then remove or keep the work folders."""
         try:

@@ -42,6 +42,8 @@ _PLAN_RANKS = (8, 32, 128, 512)
 _PLAN_MODEL = "llama3-8b"
 """What is planned where `auto` would choose a model: the plans hold no tensors, so that memory does not forbid it."""
 _DEFAULT = "default"
+_PINNING = "cache_staged_state_dict"
+"""The writer's option whose staged memory DCP pins."""
 _TRAIN = {"cpu": "1x64", "cuda": "1x2048"}
 """What `--ckpt-train on` means: tokens of a rank in a step."""
 _SHARE = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(%?)\s*")
@@ -278,6 +280,11 @@ class _Reader:
         plain = self._one("writer", _writer, DEFAULT_WRITER)
         choices = parse_matrix(given_values(self._config, "writer-opt"), plain.name, engine)
         require_tensors_alone(plain.name, recipe)
+        if any(dict(options).get(_PINNING) for options in choices) and self._device() == "cpu":
+            raise SettingError(
+                f"{_PINNING}=on (from --ckpt-writer-opt) needs CUDA: DCP keeps what it stages in pinned memory, which "
+                "a machine without an accelerator has not; leave it off"
+            )
         needs_safetensors = plain.name == HUGGING_FACE or any("safetensors" in dict(c).values() for c in choices)
         if needs_safetensors and importlib.util.find_spec("safetensors") is None:
             raise SettingError(

@@ -6,7 +6,7 @@ import io
 from collections.abc import Sequence
 from statistics import median
 
-from pytest_ckpt.judge.growth import LEAST_SIZES, alike, growth_of
+from pytest_ckpt.judge.growth import LEAST_S, LEAST_SIZES, alike, growth_of
 from pytest_ckpt.records import Planning, SaveRecord
 from pytest_ckpt.units import format_bytes, format_seconds
 
@@ -81,7 +81,9 @@ def _sentences(group: list[SaveRecord]) -> list[str]:
     )
     growth = growth_of(group)
     if growth is None:
-        return [means, f"growth is told from {LEAST_SIZES} numbers of ranks on; measured: {len(group)}"]
+        if len(group) < LEAST_SIZES:
+            return [means, f"growth is told from {LEAST_SIZES} numbers of ranks on; measured: {len(group)}"]
+        return [means, f"no step takes {format_seconds(LEAST_S)} with {ranks} ranks: growth is not told of so little"]
     return [means, *map(str, growth.steps), *growth.known]
 
 

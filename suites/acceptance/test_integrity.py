@@ -64,7 +64,8 @@ def test_a_failed_overwrite_is_the_old_checkpoint_or_none(ckpt_acceptance: Trial
     """A save into the folder of another one fails half way: what is there then must not load as half of each."""
     old = ckpt_acceptance.save(STATE, 1)
     culprit = ckpt_acceptance.world.size - 1
-    with pytest.raises(CannotSave):
+    ckpt_acceptance.require_equal(old)
+    with pytest.raises(CannotSave, match="PlantedError"):
         ckpt_acceptance.save(STATE, 2, location=old.location, fault=Fault(at="begin", do="raise", rank=culprit))
     try:
         loaded = ckpt_acceptance.load(STATE, old.location)

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from pytest_ckpt.accept import in_rank
-from pytest_ckpt.accept.states import EVERY_KIND, DictSpec
+from pytest_ckpt.accept.states import EVERY_KIND, DictSpec, TensorSpec
 from pytest_ckpt.accept.strategies import state_dicts
 from pytest_ckpt.accept.trial import Content, Trial
+
+SMALL = DictSpec({"weight": TensorSpec(shape=(5, 3), shard=0, seed=1), "bias": TensorSpec(shape=(3,), seed=2)})
 
 pytestmark = pytest.mark.ckpt_acceptance
 
@@ -49,6 +51,7 @@ def test_training_goes_on_after_a_load_as_without_one(ckpt_acceptance: Trial) ->
 @pytest.mark.parametrize("ckpt_mode", ["sync"], indirect=True)
 def test_an_optimizer_that_never_stepped_gets_all_of_its_state(ckpt_acceptance: Trial) -> None:
     """Entries are counted on both sides: a load that brings none of them back says nothing."""
+    ckpt_acceptance.require_equal(ckpt_acceptance.save(SMALL))  # else any error would do for the one that is looked for
     replies = ckpt_acceptance.run(in_rank.optimizer_that_never_stepped, location=ckpt_acceptance.new_location())
     for reply in replies:
         assert reply["saved"] > 0
@@ -61,6 +64,7 @@ def test_an_optimizer_that_never_stepped_gets_all_of_its_state(ckpt_acceptance: 
 @pytest.mark.parametrize("ckpt_mode", ["sync"], indirect=True)
 def test_ranks_that_disagree_on_a_replica_are_told(ckpt_acceptance: Trial, ckpt_world: Any) -> None:
     """Values that differ from rank to rank under one key are refused, not reduced to one of them."""
+    ckpt_acceptance.require_equal(ckpt_acceptance.save(SMALL))
     if ckpt_world.size < 2:
         ckpt_acceptance.not_applicable("one rank has no replicas")
     replies = ckpt_acceptance.run(in_rank.save_unequal_replicas, location=ckpt_acceptance.new_location())

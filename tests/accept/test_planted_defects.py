@@ -50,6 +50,8 @@ SUITE = (round_trip, isolation, integrity, durability, faults, crashes)
 SHORTEST_GRACE_S = 0.5
 DEADLINE_S = 20.0
 """Of each command; only a defect that hangs comes near."""
+TRIES = 10
+"""What DCP does with several threads depends on which of them meets the error."""
 SHORT_S = 4.0
 """Where the defect is a wait without an end."""
 Factory = Callable[..., Any]
@@ -284,7 +286,10 @@ def test_defect_is_caught_by_the_promise_that_it_breaks(
     if planted.is_impatient:
         monkeypatch.setattr(trial.world, "timeout_s", SHORT_S)
     if planted.known:
-        put_to_the_test(planted.promise, trial, tmp_path, **planted.given)
+        for _ in range(TRIES):
+            put_to_the_test(planted.promise, trial, tmp_path, **planted.given)
+            if trial.met:
+                break
         assert list(trial.met) == [planted.known]
         told = trial.met[planted.known]
     else:

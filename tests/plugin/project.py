@@ -20,6 +20,11 @@ import pytest
 
 SUITE = ("--pyargs", "pytest_ckpt.suites")
 TINY = "--ckpt-model=llama3-tiny"
+HEEDING_CTRL_C = ("env", "--default-signal=INT")
+"""Else a job in a shell's background, which ignores Ctrl-C, would hand that down.
+
+No `preexec_fn`: Python in a process forked from one with threads is not safe, and torch brings threads.
+"""
 DEADLINE_S = 240
 _HEREDITARY = ("PYTEST_", "CKPT_", "CODSPEED_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "TOX_", "COV_")
 
@@ -111,15 +116,13 @@ class Project:
         out = self.path / f"out-{token}"
         with out.open("wb") as file:
             process = subprocess.Popen(
-                [str(part) for part in command],
+                [*HEEDING_CTRL_C, *(str(part) for part in command)],
                 cwd=cwd or self.path,
                 env=self._environment(token),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                # Else a job in a shell's background, which ignores Ctrl-C, would hand that down.
-                preexec_fn=_heed_ctrl_c,
             )
             try:
                 if when is not None:
@@ -155,14 +158,13 @@ class Project:
             with out.open("wb") as file:
                 processes.append(
                     subprocess.Popen(
-                        command,
+                        [*HEEDING_CTRL_C, *command],
                         cwd=self.path,
                         env={**self._environment(token), **job, **own, **given},
                         stdin=subprocess.DEVNULL,
                         stdout=file,
                         stderr=subprocess.STDOUT,
                         start_new_session=True,
-                        preexec_fn=_heed_ctrl_c,
                     )
                 )
         try:
@@ -190,10 +192,6 @@ class Project:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(_HEREDITARY)}
         own = {"TMPDIR": str(self.temporary), "COLUMNS": "150", "PYTHONDONTWRITEBYTECODE": "1", "PROJECT_TOKEN": token}
         return {**inherited, **own, **self.environment}
-
-
-def _heed_ctrl_c() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

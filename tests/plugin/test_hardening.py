@@ -50,7 +50,7 @@ def own(project: Project) -> Project:
     ("writer", "cause"),
     [
         ("fails_without_text", "BadText: its message cannot be shown"),
-        ("fails_with_surrogate", r"no such file: \\udcff"),
+        pytest.param("fails_with_surrogate", r"no such file: \\udcff", marks=pytest.mark.long),
     ],
 )
 def test_error_that_cannot_be_shown_or_encoded_still_names_rank_and_phase(
@@ -65,8 +65,14 @@ def test_error_that_cannot_be_shown_or_encoded_still_names_rank_and_phase(
     ("call", "sentence"),
     [
         ("mode='sync', writer=own.not_a_writer", "writer own:not_a_writer returned 'str'; it must return a *"),
-        ("mode='sync', model=own.list_state", "model own:list_state returned 'list'; it must return the state dict*"),
-        ("mode='sync', writer='own:missing'", "*module 'own' has no function 'missing'"),
+        pytest.param(
+            "mode='sync', model=own.list_state",
+            "model own:list_state returned 'list'; it must return the state dict*",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "mode='sync', writer='own:missing'", "*module 'own' has no function 'missing'", marks=pytest.mark.long
+        ),
     ],
 )
 def test_users_function_that_cannot_be_used_is_one_sentence_and_exit_status_four(
@@ -87,6 +93,7 @@ def test_writer_that_saves_elsewhere_is_named_and_its_files_are_left(own: Projec
     assert list(tmp_path.glob("0001-*/.metadata"))
 
 
+@pytest.mark.long
 def test_module_of_the_working_folder_named_as_pythons_own_does_not_reach_the_ranks(own: Project) -> None:
     own.write("platform.py", "raise RuntimeError('not Python\\'s platform')\n")
     (own.path / "tests").mkdir()
@@ -133,6 +140,7 @@ def fails_late(path):
     result.lines.fnmatch_lines(["kept: *"])
 
 
+@pytest.mark.long
 def test_target_that_is_moved_away_meanwhile_fails_and_gives_no_figures(own: Project) -> None:
     own.write(
         "own.py",

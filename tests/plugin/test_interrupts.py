@@ -28,7 +28,7 @@ def test_ctrl_c_ends_a_save_and_leaves_nothing(project: Project) -> None:
     result.require(2).lines.fnmatch_lines(["!!* KeyboardInterrupt !*"])
 
 
-@pytest.mark.parametrize("keep", ["failed", "all"])
+@pytest.mark.parametrize("keep", ["failed", pytest.param("all", marks=pytest.mark.long)])
 def test_sigterm_ends_a_save_with_its_name_and_keeps_what_was_asked_for(project: Project, keep: str) -> None:
     result = interrupted(project, signal.SIGTERM, f"--ckpt-keep={keep}")
     (kept,) = project.target.iterdir()

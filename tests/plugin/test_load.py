@@ -140,7 +140,12 @@ def test_load_is_judged_against_its_own_baseline(project: Project) -> None:
         ("mode='hot'", 4, "unknown mode 'hot' (from ckpt_load); known, nearest first: *"),
         ("saved_ranks=0", 4, "0 saved_ranks (from ckpt_load) cannot save; write 1 or more"),
         ("model='llama9'", 4, "unknown model 'llama9' (from ckpt_load)*"),
-        ("name='a'); ckpt_load(name='a'", 4, "a second ckpt_load named 'a' in one test: *ckpt_load(name='eight-*"),
+        pytest.param(
+            "name='a'); ckpt_load(name='a'",
+            4,
+            "a second ckpt_load named 'a' in one test: *ckpt_load(name='eight-*",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_a_sentence(project: Project, call: str, status: int, message: str) -> None:
@@ -153,7 +158,12 @@ def test_what_cannot_be_used_is_refused_in_a_sentence(project: Project, call: st
     [
         ("--ckpt-writer=writers:losing", 1, "what was loaded is not what was saved: app.model.norm.weight (1 of 84 *"),
         ("--ckpt-writer-opt=serialization_format=safetensors", 4, "serialization_format=safetensors *cannot read*"),
-        ("--ckpt-writer=writers:own_format", 4, "the writer left no .metadata, so dcp.load*"),
+        pytest.param(
+            "--ckpt-writer=writers:own_format",
+            4,
+            "the writer left no .metadata, so dcp.load*",
+            marks=pytest.mark.long,
+        ),
     ],
 )  # fmt: skip
 def test_writer_whose_checkpoint_is_not_what_was_saved_or_cannot_be_loaded(

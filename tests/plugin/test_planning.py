@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import Any
 
@@ -115,13 +116,17 @@ def test_header_table_and_sentences_tell_what_planning_costs(run: tuple[Project,
             *(f"llama3-tiny  {size} *5 *B" for size in SIZES),
             "seconds are CPU seconds of rank 0*",
             "llama3-tiny plan: at 16 ranks each save plans for * before the first byte is written, *",
-            "llama3-tiny plan: *: exponent * ms at 2 ranks, * ms at 16",
+            "llama3-tiny plan: *",
             "plan: planning only: ranks on paper*",
         ]
     )
+    # On a fast machine no step of so small a plan takes long enough.
+    grown = [r"exponent .* ms at 2 ranks, .* ms at 16", r"no step takes 10\.0 ms with 16 ranks: growth is not told"]
+    assert any(re.search(line, run[1].out) for line in grown)
     assert "target disk" not in run[1].out, "nothing is saved, so that nothing is said of space"
 
 
+@pytest.mark.long
 def test_planning_is_judged_like_a_save(run: tuple[Project, Result]) -> None:
     project = run[0]
     (stored,) = (project.path / "baselines").rglob("*.json")

@@ -76,6 +76,7 @@ def test_nothing_is_shown_when_quiet_or_without_a_reporter(config: FakeConfig, m
     assert config.reporter is None or config.reporter.lines == []
 
 
+@pytest.mark.long
 def test_on_a_terminal_the_line_rewrites_itself(project: Project, tmp_path: Path) -> None:
     written = bytearray()
 

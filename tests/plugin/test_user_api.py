@@ -165,6 +165,7 @@ def test_a_foreign_benchmark_fixture_is_refused_by_name(project: Project) -> Non
     result.lines.fnmatch_lines(["the fixture `benchmark` is overridden and gives 'int'*rename the other fixture"])
 
 
+@pytest.mark.long
 def test_too_little_time_fails_with_the_figures(project: Project) -> None:
     result = project.pytest(*SUITE, "--ckpt-mode=sync", "--ckpt-rounds=5", "--ckpt-max-time=1ms").require(1)
     result.lines.fnmatch_lines(

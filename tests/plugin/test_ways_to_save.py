@@ -138,7 +138,9 @@ def test_mode_that_needs_cuda_is_skipped_with_the_reason(project: Project) -> No
         (["--ckpt-writer=HuggingFaceStorageWriter"], "*takes tensors alone*--ckpt-state=weights-bf16"),
         (["--ckpt-train=on", "--ckpt-model=ways:state"], "--ckpt-train=1x64 needs a model whose loss is known*"),
         (["--ckpt-writer=ways:threads", "--ckpt-writer-opt=colour=red"], "*ways:threads takes no option 'colour'*"),
-        (["--ckpt-writer=ways:nothing"], "*module 'ways' has no function 'nothing'*"),
+        pytest.param(
+            ["--ckpt-writer=ways:nothing"], "*module 'ways' has no function 'nothing'*", marks=pytest.mark.long
+        ),
     ],
 )
 def test_what_cannot_work_is_one_sentence_and_exit_status_4(
@@ -159,6 +161,7 @@ def test_own_writer_gets_the_options_as_arguments(project: Project) -> None:
     done.lines.fnmatch_lines(["*sync-thread_count=2]*", "*sync-thread_count=3]*"])
 
 
+@pytest.mark.long
 def test_background_process_that_dies_fails_its_test_with_the_cause_and_the_next_gets_a_new_world(
     project: Project,
 ) -> None:
@@ -198,6 +201,7 @@ def test_preset_of_torchtitan_is_its_three_modes(project: Project) -> None:
     done.lines.fnmatch_lines(["*r2-sync]", "*r2-async]", "*r2-async-pinned]"])
 
 
+@pytest.mark.long
 def test_training_beside_the_save_shows_what_a_save_costs(project: Project) -> None:
     done = project.pytest(
         *SUITE, NO_PROBE, "--ckpt-rounds=4", "--ckpt-train=1x16", "--ckpt-mode=sync", "--ckpt-mode=async-staged"
