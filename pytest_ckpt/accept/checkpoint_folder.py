@@ -68,7 +68,10 @@ class CheckpointFolder:
         parts = PurePosixPath(name).parts
         if not name or "\0" in name or name.startswith("/") or ".." in parts:
             raise LeadsOut("leads out of the checkpoint's folder; it is not followed")
-        path = os.path.realpath(os.path.join(self.path, name))
+        try:
+            path = os.path.realpath(os.path.join(self.path, name))
+        except UnicodeEncodeError:
+            raise NotThere("is a name that no file can have") from None
         if os.path.commonpath((path, self.path)) != self.path:
             raise LeadsOut("is a link out of the checkpoint's folder; it is not followed")
         try:

@@ -103,7 +103,7 @@ def load(
     except _errors() as error:
         if not caught:
             raise
-        return {**_content(state), "error": _described(error, location)}
+        return {**_content(state), "error": _described(error)}
     return _content(state)
 
 
@@ -301,7 +301,7 @@ def _barrier(rank: Rank) -> None:
         dist.barrier(group=rank.control_group)
 
 
-def _described(error: BaseException, location: str) -> dict[str, Any]:
+def _described(error: BaseException, location: str | None = None) -> dict[str, Any]:
     from pytest_ckpt.save import watch
     from pytest_ckpt.save.failures import describe
 

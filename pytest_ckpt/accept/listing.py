@@ -7,6 +7,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable
+from itertools import islice
 from typing import NamedTuple
 
 from pytest_ckpt.accept import safetensors_file
@@ -21,7 +22,7 @@ from pytest_ckpt.accept.metadata_file import (
     UnreadableMetadata,
     read_metadata,
 )
-from pytest_ckpt.accept.safetensors_file import DamagedHeader, Shard
+from pytest_ckpt.accept.safetensors_file import DamagedHeader, Shard, misplaced
 from pytest_ckpt.records import Problem
 
 METADATA = ".metadata"
@@ -158,14 +159,24 @@ def _header_behind(folder: CheckpointFolder, found: Listed, path: str, raw: list
     try:
         with folder.open(path) as descriptor:
             size = os.fstat(descriptor).st_size
-            if len(raw) == 1 and os.pread(descriptor, 1, start + 8) != b"{":
+            head = os.pread(descriptor, 9, start)
+            # A header whose first sign is damaged still has the length that fits.
+            fits = start + 8 + int.from_bytes(head[:8], "little") + raw[0].length == size
+            if len(raw) == 1 and head[8:] != b"{" and not fits:
                 return None
-            return safetensors_file.read_header(lambda at, count: os.pread(descriptor, count, at), start, size)
+            return _shards_of(found, path, descriptor, start, size)
     except DamagedHeader as error:
         found.problems.append(problem("corrupt-header", path, "", str(error)))
     except (OSError, LeadsOut, NotThere):
         return None  # found again, and named, where the file's ranges are checked
     return None
+
+
+def _shards_of(found: Listed, path: str, descriptor: int, start: int, size: int) -> dict[str, Shard]:
+    """Return the tensors of the safetensors that lie from `start` to the end, at `size`; `DamagedHeader`."""
+    header = safetensors_file.read_header(lambda at, count: os.pread(descriptor, count, at), start, size)
+    found.problems.extend(problem(flaw.kind, path, flaw.name, flaw.text) for flaw in misplaced(header, size))
+    return header.shards
 
 
 def _place_by_header(found: Listed, entry: Entry, header: dict[str, Shard], sizes: tuple[int, ...]) -> None:
@@ -204,13 +215,11 @@ def list_safetensors(folder: CheckpointFolder) -> Listed | None:
         _check_index(folder, found, held)
     parts = [(int(match[1]), int(match[2])) for name in names if (match := _PART.fullmatch(name))]
     for count in sorted({count for _, count in parts}):
-        if count <= 10**6:
-            have = {number for number, of in parts if of == count}
-            absent = [
-                f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1) if number not in have
-            ]
-            for name in absent:
-                found.problems.append(problem("missing-file", name, "", "is not there, as the other names say"))
+        have = {number for number, of in parts if of == count}
+        absent = (number for number in range(1, count + 1) if number not in have)
+        for number in islice(absent, 1000):
+            name = f"model-{number:05}-of-{count:05}.safetensors"
+            found.problems.append(problem("missing-file", name, "", "is not there, as the other names say"))
     shards = [int(match[1]) for name in names if (match := _SHARD.fullmatch(name))]
     _check_numbers(found, shards, range(1, max(shards, default=1)), "shard-{:05}-...")
     return found
@@ -223,7 +232,7 @@ def _header_of(folder: CheckpointFolder, found: Listed, name: str) -> dict[str, 
             if size == 0:
                 found.problems.append(problem("empty-file", name, "", "has 0 bytes"))
                 return {}
-            return safetensors_file.read_header(lambda at, count: os.pread(descriptor, count, at), 0, size)
+            return _shards_of(found, name, descriptor, 0, size)
     except DamagedHeader as error:
         found.problems.append(problem("corrupt-header", name, "", str(error)))
     except LeadsOut as error:

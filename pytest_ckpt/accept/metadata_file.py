@@ -11,7 +11,7 @@ import io
 import math
 import pickle
 import pickletools
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
@@ -276,6 +276,7 @@ def _listing(metadata: dict[str, Any], limit: int) -> Listing:
         # One list may stand for many tensors in a pickle: that of a writer never does.
         _require(seen <= limit, "lists more chunks than it has bytes")
         tensors[fqn] = tensor
+    _check_planned(metadata.get("planner_data"), tensors.keys() | objects)
     places = {}
     for index, info in _items(metadata.get("storage_data"), "storage_data"):
         if not isinstance(index, _MetadataIndex) or not isinstance(info, _StorageInfo):
@@ -283,6 +284,20 @@ def _listing(metadata: dict[str, Any], limit: int) -> Listing:
         place = _place(_fields(index), _fields(info))
         places[place.fqn, place.offsets] = place
     return Listing(tensors=tensors, objects=objects, places=list(places.values()))
+
+
+def _check_planned(planned: Any, listed: Set[str]) -> None:
+    """Raise `UnreadableMetadata` where a name is damaged in one of the two places that DCP's planner writes it to.
+
+    Only where one sign differs: a planner of the user's own may write there what it likes.
+    """
+    if not isinstance(planned, dict) or not all(isinstance(fqn, str) for fqn in planned):
+        return
+    here, there = listed - planned.keys(), planned.keys() - listed
+    if len(here) == len(there) == 1:
+        (one,), (other,) = here, there
+        differ = len(one) != len(other) or sum(a != b for a, b in zip(one, other, strict=True)) > 1
+        _require(differ, f"lists {one!r}, and has it as {other!r} among the planner's names")
 
 
 def _tensor(fields: dict[str, Any], fqn: str) -> Tensor:

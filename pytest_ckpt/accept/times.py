@@ -2,10 +2,12 @@
 
 DCP writes `.metadata` last. A data file that was changed after it was so either by a later save into the same folder,
 which opens the old files and replaces their contents, or by a copy that did not keep times (`cp -r`). A file that is
-written over keeps its birth time; one that a copy makes is born then. So only this is a sure sign: all data files were
-born before `.metadata` was, as a save makes them, and one of them was changed after it. Whatever else does not fit is a
-warning. (A copy made in parallel, without times, into which `.metadata` came last to begin with and not last to end,
-would look the same.) A changed file whose bytes are damaged proves no later save: what damaged it may have changed it.
+written over keeps its birth time; one that a copy makes is born then. So this speaks for a later save: all data files
+were born before `.metadata` was, as a save makes them, and one of them was changed after it. Whatever else does not fit
+is a warning. It proves none: `touch`, a file that its owner put back with `cp`, or a copy made in parallel without
+times, into which `.metadata` came last to begin with and not last to end, look the same. Each file of a mix is sound in
+itself, so nothing else tells, and only the owner knows: `ignore_times` is to say so. A changed file whose bytes are
+damaged speaks for no later save: what damaged it may have changed it.
 """
 
 from __future__ import annotations
@@ -24,11 +26,15 @@ _CLOCKS_APART_NS = 2 * 10**9
 
 
 def written_over(
-    folder: CheckpointFolder, metadata_file: str, data_files: Iterable[str], damaged: Collection[str]
+    folder: CheckpointFolder,
+    metadata_file: str,
+    data_files: Iterable[str],
+    damaged: Collection[str],
+    ignore_times: bool = False,
 ) -> Problem | None:
-    """Return what the times say against the checkpoint: a `mix` where that is sure, else `times`; None: in order.
+    """Return what the times say against the checkpoint: a `mix` where files were changed in place, else `times`.
 
-    `damaged`: the data files in which something else is wrong.
+    None: they are in order. `damaged`: the data files in which something else is wrong. `ignore_times`: never `mix`.
     """
     listed = folder.files.get(metadata_file)
     known = [name for name in data_files if name in folder.files]
@@ -47,9 +53,12 @@ def written_over(
         return problem("times", shown, "", f"{text}; the folder does not tell which")
     if set(changed) <= set(damaged):
         return problem("times", shown, "", f"{what}, in place: by a later save that did not end, or by what damaged it")
+    many = f"{what}, in place, {len(changed)} of {len(known)} data files"
+    if ignore_times:
+        return problem("times", shown, "", f"{many}: by touch, a repair, or a later save that did not end; ignored")
     text = (
-        f"{what}, in place: a later save wrote over {len(changed)} of {len(known)} data files and did not end; "
-        "the folder holds parts of two checkpoints"
+        f"{many}: by a later save that did not end, or by touch or a repair; that cannot be told from the folder: "
+        "if you repaired or touched it yourself, --ignore-times takes it as it is"
     )
     return problem("mix", shown, "", text)
 

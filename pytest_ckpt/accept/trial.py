@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _NAMED = 3
+_MOST_LETTERS = 60
+"""Of a value that is named."""
 DEFAULT_EXAMPLES = 20
 DEFAULT_GRACE_S = 30.0
 """Of Slurm (KillWait) and of Kubernetes (terminationGracePeriodSeconds)."""
@@ -71,13 +73,17 @@ class Content:
         from pytest_ckpt.save.digest import differing
 
         stored = self.objects[0]  # DCP stores the coordinator's
-        other = [
-            f"{path} ({now.get(path, 'nothing')} instead of {value})"
+        other = {
+            path: f"{path} ({_shortened(now.get(path, 'nothing'))} instead of {_shortened(value)})"
             for now in loaded.objects
             for path, value in stored.items()
             if now.get(path) != value
-        ]
-        return [*differing(self.tensors, loaded.tensors), *dict.fromkeys(other)]
+        }
+        return [*differing(self.tensors, loaded.tensors), *other.values()]
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}..."
 
 
 class Saved(msgspec.Struct, frozen=True):
@@ -276,7 +282,7 @@ class Trial:
     def load(self, spec: DictSpec, location: str, *, world: World | None = None) -> Content:
         """Load `location` into a wiped state of `spec`, on this trial's world or another, and return what it holds."""
         replies = self.run(in_rank.load, world=world, spec=msgspec.to_builtins(spec), location=location, caught=True)
-        require_no_error(replies)
+        require_no_error(replies, "in the load: ")
         return Content(replies)
 
     def require_equal(self, saved: Saved, *, world: World | None = None, location: str | None = None) -> None:
@@ -304,8 +310,8 @@ class Trial:
             self.forget(location)
 
 
-def require_no_error(replies: Sequence[dict[str, Any]]) -> None:
-    """Raise `CannotSave` with what the ranks said, where one did not come to its end."""
+def require_no_error(replies: Sequence[dict[str, Any]], where: str = "") -> None:
+    """Raise `CannotSave` with what the ranks said, and `where`, if one did not come to its end."""
     told = [reply["error"] for reply in replies if reply.get("error")]
     if not told:
         return
@@ -313,7 +319,7 @@ def require_no_error(replies: Sequence[dict[str, Any]]) -> None:
     ranks = sorted({origin for one in told for origin in one["origins"]})
     failed = ranks or [number for number, reply in enumerate(replies) if reply.get("error")]
     hints = list(dict.fromkeys(hint for one in told for hint in one["hints"]))
-    raise CannotSave(list(dict.fromkeys(one["cause"] for one in told)), failed, hints)
+    raise CannotSave([where + cause for cause in dict.fromkeys(one["cause"] for one in told)], failed, hints)
 
 
 def _require_applicable(causes: Iterable[str]) -> None:

@@ -36,7 +36,7 @@ KINDS = {
     "no-checkpoint": "the folder holds no checkpoint of DCP",
     "unreadable-metadata": "its list cannot be read",
     "incomplete": "data files are there, and no list of them: the save did not end",
-    "mix": "it was written over in part by a later save",
+    "mix": "data files were changed in place after its list: by a later save that did not end, touch or a repair",
     "outside": "a file leads out of its folder",
     "missing-file": "a file that it lists is not there",
     "empty-file": "a file that it lists has no bytes",
@@ -44,7 +44,7 @@ KINDS = {
     "unreadable": "the storage does not give back a file",
     "hole": "a part of it lies nowhere",
     "overlap": "two of its parts claim the same elements",
-    "size-differs": "an entry is longer or shorter than its shape and dtype say",
+    "size-differs": "an entry or file is longer or shorter than its shape and dtype say",
     "corrupt-header": "the structure of an entry is damaged",
     "corrupt": "an entry differs from its checksum",
     "times": "files are newer than the list, which a copy or other damage can explain",
@@ -62,12 +62,15 @@ _RANK = {kind: place for place, kind in enumerate(KINDS)}
 _LEFTOVER = re.compile(r"(__\d+)?\.metadata(\.tmp)?")
 
 
-def verify(location: str, *, threads: int | None = None, cold: bool = False) -> Verification:
+def verify(
+    location: str, *, threads: int | None = None, cold: bool = False, ignore_times: bool = False
+) -> Verification:
     """Return what the checkpoint in the folder `location` is worth; all of its data files are read.
 
     `threads`: how many read at once; None: as many as there are processors, at most 8. `cold`: the page cache forgets
-    each data file first, so that the bytes come from the storage. Raises `SettingError` where `location` is no folder
-    that can be read.
+    each data file first, so that the bytes come from the storage. `ignore_times`: data files that were changed in place
+    after `.metadata` are a warning and no `mix`, for the one who knows what changed them. Raises `SettingError` where
+    `location` is no folder that can be read.
     """
     began = time.monotonic()
     folder = CheckpointFolder(location)
@@ -86,7 +89,7 @@ def verify(location: str, *, threads: int | None = None, cold: bool = False) -> 
     for metadata_file, data_files in listed.referring.items():
         if metadata_file == INDEX:  # written first or last, as its writer likes
             continue
-        found = written_over(folder, metadata_file, data_files, damaged)
+        found = written_over(folder, metadata_file, data_files, damaged, ignore_times)
         if found is not None:
             (problems if found.kind == "mix" else warnings).append(found)
     now = _fetched_bytes()
@@ -116,7 +119,8 @@ def _without_list(folder: CheckpointFolder) -> tuple[str, str]:
             "incomplete",
             f"has {left[0]} ({size} bytes) and no .metadata: the save ended before it was in place; {held}",
         )
-    return "incomplete", f"has no .metadata, which DCP writes last: the save did not end; {held}"
+    why = "the save did not end, or a copy left it out (`cp DIR/*` does)"
+    return "incomplete", f"has no .metadata, which DCP writes last: {why}; {held}"
 
 
 def _not_listed(folder: CheckpointFolder, kind: str, text: str, began: float) -> Verification:
@@ -196,7 +200,7 @@ def _sentence(problems: Sequence[Problem], verdicts: Counter[str], read: Read, s
     total = sum(verdicts.values())
     if problems:
         worst = problems[0]
-        word = {"mix": "a mix, not a checkpoint"}.get(worst.kind, f"damaged ({worst.kind})")
+        word = {"mix": "perhaps a mix, not a checkpoint"}.get(worst.kind, f"damaged ({worst.kind})")
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         named = " ".join(filter(None, (worst.file, worst.entry)))
         return f"{word}: {named}{' ' * bool(named)}{worst.text}{more}"

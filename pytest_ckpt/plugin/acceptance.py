@@ -136,7 +136,7 @@ class Promises:
     def _result(self, item: pytest.Item, report: pytest.TestReport, call: pytest.CallInfo[None]) -> PromiseResult:
         met = item.stash.get(_MET, {})
         if report.failed:
-            outcome, why = "broken", str(call.excinfo.value) if call.excinfo is not None else report.longreprtext
+            outcome, why = "broken", _told(str(call.excinfo.value) if call.excinfo is not None else report.longreprtext)
         elif report.skipped:
             outcome, why = "not applicable", _reason(report)
         elif met:
@@ -175,6 +175,16 @@ class Promises:
         draft.write_bytes(msgspec.json.format(msgspec.json.encode({"format": 1, "promises": results}), indent=1))
         draft.replace(path)
         return path
+
+
+def _told(text: str) -> str:
+    """Return what a failure says, without what its report shows: pytest's view of an assertion, tracebacks, logs."""
+    kept: list[str] = []
+    for line in text.splitlines():
+        if kept and line.lstrip().startswith(("assert ", "+  where", "---")):
+            break
+        kept.append(line)
+    return "\n".join(kept)
 
 
 def _explained(known: str) -> tuple[str, str, str]:

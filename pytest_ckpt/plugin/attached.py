@@ -114,7 +114,7 @@ class Attached:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends all ranks at the first that is gone
         status = int(self._session.exitstatus)
         if self.lead is not None:
-            ended = self.lead.world.end(status, self.lead.world.broken or self.lead.reason, _END_S)
+            ended = self.lead.end(status, _END_S)
         else:
             assert self.follow is not None
             status, ended = self.follow.end(status, self._speak)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ckpt.plugin.interrupts import ending_signals_interrupt
+from pytest_ckpt.plugin.interrupts import ending_signals_interrupt, ignore_ending_signals
 from pytest_ckpt.plugin.joint import COLLECTION, described, taken_along
 from pytest_ckpt.plugin.settings import Settings
 from pytest_ckpt.plugin.together import Together, refuse_paper
@@ -50,9 +50,9 @@ class Follow(Together):
         with ending_signals_interrupt(ctrl_c=True):
             return (yield)
 
-    def enter(self, place: str) -> None:
+    def enter(self, place: str, in_body: bool) -> None:
         """See `Together`."""
-        self._follower.place = place
+        self._follower.enter(place)
 
     def agree(self, item: pytest.Item, own: Outcome) -> tuple[str, str, list[int]]:
         """See `Together`."""
@@ -116,6 +116,7 @@ class Follow(Together):
         return follow
 
     def _exit(self, ended: SessionEnded) -> BaseException:
+        ignore_ending_signals()  # torchrun ends all ranks at the first that is gone
         return pytest.exit.Exception(ended.reason, returncode=ended.status)
 
 

@@ -32,6 +32,23 @@ def ending_signals_interrupt(ctrl_c: bool = False) -> Iterator[None]:
                 signal.signal(number, handler)
 
 
+def ignore_ending_signals() -> None:
+    """Let no signal cut short what is left to do, to the end of the process: its launcher ends all ranks."""
+    for number in (*_ENDING, signal.SIGINT):
+        if signal.getsignal(number) is _interrupt:
+            signal.signal(number, signal.SIG_IGN)
+    _ignored.clear()
+
+
+def interrupt_main_thread() -> bool:
+    """Have the main thread raise KeyboardInterrupt out of what it waits in; False where no handler is ours."""
+    for number in (signal.SIGINT, *_ENDING):
+        if signal.getsignal(number) is _interrupt:
+            signal.pthread_kill(threading.main_thread().ident or 0, number)
+            return True
+    return False
+
+
 def end_ignoring() -> None:
     """Let signals that were ignored since the first one ended the session have their effect again."""
     for number in _ignored:

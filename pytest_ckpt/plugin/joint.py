@@ -53,9 +53,14 @@ def joint_outcome(outcomes: dict[int, Outcome]) -> tuple[str, str, list[int]]:
                     texts.setdefault(outcome.text, []).append(rank)
             if texts:
                 verb = "failed" if kinds == ("lost",) else kinds[0]
-                parts = [f"{rank_words(ranks)} {verb}: {text}" for text, ranks in texts.items()]
+                parts = [_of_ranks(ranks, verb, text) for text, ranks in texts.items()]
                 return verb, "\n".join(parts), sorted(rank for ranks in texts.values() for rank in ranks)
     return "passed", "", []
+
+
+def _of_ranks(ranks: list[int], verb: str, text: str) -> str:
+    words = rank_words(ranks)
+    return text if text.startswith(f"{words} ") else f"{words} {verb}: {text}"
 
 
 def rank_words(ranks: list[int]) -> str:
@@ -71,7 +76,10 @@ def outcome_of(item: pytest.Item, at: str, error: BaseException) -> Outcome:
     if isinstance(error, pytest.xfail.Exception):
         return Outcome(at=at, kind="xfailed", taken=taken, text=_encodable(str(error)))
     first = (str(error).strip() or "no message").splitlines()[0]
-    text = f"{type(error).__name__}: {first}\n{_plain_text(item, error)}"
+    shown = _plain_text(item, error)
+    # `pytest.fail` is no exception to whoever calls it, and without a traceback it is shown as what was said.
+    said = first if isinstance(error, pytest.fail.Exception) else f"{type(error).__name__}: {first}"
+    text = shown if shown.startswith(said) else f"{said}\n{shown}"
     return Outcome(at=at, kind="failed", taken=taken, text=_encodable(text))
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from pytest_ckpt.plugin.joint import describe, joint_outcome, rank_words
+from pytest_ckpt.plugin.interrupts import ignore_ending_signals, interrupt_main_thread
+from pytest_ckpt.plugin.joint import describe, joint_outcome, rank_words, taken_along
 from pytest_ckpt.plugin.settings import default_root
 from pytest_ckpt.plugin.together import Together, refuse_paper
 from pytest_ckpt.records import SaveRecord, to_plain
 from pytest_ckpt.units import count
 from pytest_ckpt.world.attached import AttachedWorld, Outcome
+from pytest_ckpt.world.body_watch import BodyWatch
 from pytest_ckpt.world.job import Job
 
 _LOST_S = 2.0
@@ -27,13 +31,45 @@ class Lead(Together):
         self.world = world
         self.reason = "rank 0 has ended the session"
         """Why the session ends, for the other ranks."""
+        self._watch = BodyWatch(world, interrupt_main_thread, self._give_up)
         self._told_of_loss = False
         self._depth = 0
+
+    def enter(self, place: str, in_body: bool) -> None:
+        """See `Together`."""
+        self.world.enter(place, in_body)
+
+    def explained(self, interrupt: KeyboardInterrupt) -> BaseException | None:
+        """See `Together`; a launcher ends all ranks when one has died, and this rank's own watch a body that hangs."""
+        if self._watch.reason is not None:
+            self.world.enter("what follows on its time-out", in_body=False)
+            return pytest.fail.Exception(self._watch.reason, pytrace=False)
+        lost = self.world.lost_ranks(_LOST_S)
+        if not lost:
+            return None
+        self._end_for(lost)
+        return taken_along(pytest.fail.Exception("\n".join(lost.values()), pytrace=False))
+
+    def end(self, status: int, wait_s: float) -> bool:
+        """Leave last; see `AttachedWorld.end`."""
+        self._watch.close()
+        return self.world.end(status, self.world.broken or self.reason, wait_s)
+
+    def _give_up(self, reason: str) -> None:
+        """End this process, whose main thread cannot be interrupted: no report can be written."""
+        with contextlib.suppress(Exception):  # what pytest captures would be lost
+            self.config.pluginmanager.getplugin("capturemanager").suspend_global_capture(in_=True)
+        with contextlib.suppress(OSError):
+            os.write(2, f"\nckpt: {reason}\nckpt: rank 0 cannot be interrupted there, and ends\n".encode())
+        self.world.abandon_all(int(pytest.ExitCode.TESTS_FAILED), reason.splitlines()[0])
+        os._exit(int(pytest.ExitCode.TESTS_FAILED))
 
     def agree(self, item: pytest.Item, own: Outcome) -> tuple[str, str, list[int]]:
         """See `Together`; where a rank died, or cannot go on with the others, the session ends after this test."""
         try:
             outcomes = self.world.agree(own)
+            if self.world.broken is not None:
+                ignore_ending_signals()
         except KeyboardInterrupt:  # torchrun ends all of its ranks when one has died
             lost = self.world.lost_ranks(_LOST_S)
             if not lost:
@@ -58,7 +94,7 @@ class Lead(Together):
         """Return what `call` returns, which the other ranks then return as well, or raise what it raises on all."""
         if self._depth:
             return call()
-        self.world.begin_call()
+        self.world.begin_call(what)
         self._depth += 1
         try:
             value = call()
@@ -76,6 +112,7 @@ class Lead(Together):
 
     def _end_for(self, lost: dict[int, str]) -> None:
         self.world.broken = self.world.broken or next(iter(lost.values()))
+        ignore_ending_signals()
 
     def measuring(self, name: str, measure: Callable[..., SaveRecord]) -> Callable[..., SaveRecord]:
         """Return `measure`, the object behind the fixture `name`, as a call that all ranks make."""

@@ -87,6 +87,8 @@ class Run:
         for item in accepting:
             if "ckpt_model" in getattr(item, "fixturenames", ()):
                 plan.Need.of_item(item, self, tests=1).check()
+        if accepting or any(paper.plans_only(item) for item in saving):
+            self._require_full_shard("acceptance" if accepting else "planning on paper")
         self._on_paper = [paper.PaperNeed.of_item(item, self) for item in saving if paper.plans_only(item)]
         self._needs = [
             plan.Need.of_item(item, self, tests=len(saving)) for item in saving if not paper.plans_only(item)
@@ -322,6 +324,15 @@ class Run:
                 if self._hosts is not None:
                     self._hosts.say_rates(target, probes)
         self._survey.probe_others(list(self._targets.values()), request.world, progress)
+
+    def _require_full_shard(self, what: str) -> None:
+        settings = self.settings
+        if settings.share is not None:
+            raise SettingError(f"--ckpt-share={settings.share} says nothing of {what}; run that without it")
+        if settings.mesh is not None and settings.mesh.replicate > 1:
+            raise SettingError(
+                f"--ckpt-mesh={settings.mesh} says nothing of {what}, which has a full shard; leave it out"
+            )
 
     @property
     def is_closed(self) -> bool:

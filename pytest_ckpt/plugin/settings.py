@@ -549,7 +549,8 @@ def _positive(text: str, source: str) -> int:
     except ValueError:
         number = 0
     if number < 1:
-        raise SettingError(f"{text!r} (from {source}) is no whole number above zero; write 1, 2, 4 ...")
+        several = f"; several values: {source} once for each" if "," in text else "; write 1, 2, 4 ..."
+        raise SettingError(f"{text!r} (from {source}) is no whole number above zero{several}")
     return number
 
 

@@ -39,17 +39,27 @@ class Together:
         """Return the outcome of all, given this rank's own."""
         raise NotImplementedError
 
-    def enter(self, place: str) -> None:
-        """Note where this rank is."""
+    def enter(self, place: str, in_body: bool) -> None:
+        """Note where this rank is, and whether tests and fixtures run there."""
+
+    def explained(self, interrupt: KeyboardInterrupt) -> BaseException | None:
+        """Return what the test fails with where `interrupt` has a reason among the ranks; None: the session ends."""
+        return None
 
     def _together(self, item: pytest.Item, when: str) -> Generator[None, Any, Any]:
         at = f"{item.nodeid} ({when})"
-        self.enter(at)
+        self.enter(at, in_body=True)
         error: BaseException | None = None
         result = None
         try:
             result = yield
-        except (KeyboardInterrupt, pytest.exit.Exception, SystemExit, SessionEnded):
+        except KeyboardInterrupt as interrupt:
+            error = self.explained(interrupt)
+            if error is None:
+                self.enter("the end of the session", in_body=False)
+                raise
+        except (pytest.exit.Exception, SystemExit, SessionEnded):
+            self.enter("the end of the session", in_body=False)
             raise
         except BaseException as raised:
             error = raised

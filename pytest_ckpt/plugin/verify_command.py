@@ -24,6 +24,11 @@ def add_parser(verbs: Any) -> None:
     verifying.add_argument("-v", "--verbose", action="store_true", help="every problem, not only the first 20")
     verifying.add_argument("--cold", action="store_true", help="read from the storage, not from the page cache")
     verifying.add_argument(
+        "--ignore-times",
+        action="store_true",
+        help="files changed in place after .metadata are a warning: you know that a repair or touch changed them",
+    )
+    verifying.add_argument(
         "--threads", type=int, metavar="N", help="how many read at once; default: the processors, at most 8"
     )
     verifying.add_argument(
@@ -33,12 +38,10 @@ def add_parser(verbs: Any) -> None:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    import msgspec
-
     from pytest_ckpt.accept.metadata_file import allowed_names
     from pytest_ckpt.accept.verify import UNUSABLE as UNUSABLE_OUTCOMES
     from pytest_ckpt.accept.verify import verify
-    from pytest_ckpt.report.verification import verification_lines
+    from pytest_ckpt.report.verification import verification_json, verification_lines
 
     if options.allowed:
         print("\n".join(allowed_names()))
@@ -47,10 +50,9 @@ def _verify(options: argparse.Namespace) -> int:
         raise SettingError("give the folder of a checkpoint, as in `pytest-ckpt verify /mnt/nvme/step-1000`")
     if options.threads is not None and options.threads < 1:
         raise SettingError(f"{options.threads} threads (from --threads) cannot read; write 1 or more")
-    found = verify(options.checkpoint, threads=options.threads, cold=options.cold)
+    found = verify(options.checkpoint, threads=options.threads, cold=options.cold, ignore_times=options.ignore_times)
     if options.json:
-        plain = {**msgspec.to_builtins(found), "is_complete": found.is_complete}
-        print(msgspec.json.format(msgspec.json.encode(plain)).decode())
+        print(verification_json(found))
     else:
         print("\n".join(verification_lines(found, verbose=options.verbose)))
     if found.is_complete:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from pytest_ckpt.records import PromiseResult
+from pytest_ckpt.units import count
 
 _CELL = 13
 """Widest column of a scenario; a longer name is folded, so that the promises stay readable."""
@@ -34,7 +35,8 @@ def promise_lines(results: Sequence[PromiseResult], explain: Callable[[str], Seq
     lines += _reasons("not applicable", results)
     counts: Counter[str] = Counter(result.outcome for result in results)
     told = ", ".join(f"{counts[outcome]} {word}" for outcome, word in _WORDS.items() if counts[outcome])
-    lines.append(f"{len(promises)} promises in {len(scenarios)} scenarios: {told}")
+    tried = f"{count(len(promises), 'promise')}, put to the test {count(len(results), 'time')}"
+    lines.append(f"{tried} in {count(len(scenarios), 'scenario')}: {told}")
     return lines
 
 

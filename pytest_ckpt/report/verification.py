@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
+
+import msgspec
 
 from pytest_ckpt.records import Orphan, Problem, Verification
 from pytest_ckpt.units import count, format_bytes
@@ -26,6 +29,20 @@ def verification_lines(found: Verification, *, verbose: bool = False) -> list[st
     if found.read_bytes:
         lines.append(_cost(found))
     return [*lines, _printable(found.text)]
+
+
+def verification_json(found: Verification) -> str:
+    """Return all of it as JSON; names that are no UTF-8, as files may have, with their bytes written as `\\udcff`."""
+    plain = {**msgspec.to_builtins(found), "is_complete": found.is_complete}
+    return msgspec.json.format(msgspec.json.encode(_encodable(plain))).decode()
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, dict):
+        return {key: _encodable(one) for key, one in value.items()}
+    return [_encodable(one) for one in value] if isinstance(value, list) else value
 
 
 def _size(found: Verification) -> str:
@@ -63,6 +80,10 @@ def _cost(found: Verification) -> str:
     if found.fetched_bytes is not None:
         fetched = min(found.fetched_bytes, found.read_bytes)
         source = f", {format_bytes(fetched)} of it from the storage and the rest from the page cache"
+        if fetched == found.read_bytes:
+            source = ", from the storage"
+        elif fetched == 0:
+            source = ", from the page cache"
     return f"  read {format_bytes(found.read_bytes)}{source}; {covered}"
 
 

@@ -60,8 +60,8 @@ class LeftTheCall(CkptError):
 
     def __init__(self, rank: int, outcome: Outcome) -> None:
         self.rank, self.outcome = rank, outcome
-        first = outcome.text.strip().splitlines()[-1:] or [""]
-        super().__init__(f"rank {rank} did not take part, since its test {outcome.kind} there: {first[0]}")
+        last = "".join(f": {line}" for line in outcome.text.strip().splitlines()[-1:])
+        super().__init__(f"rank {rank} did not take part, since its test {outcome.kind} there{last}")
 
 
 class WorldBroken(CkptError):
@@ -80,6 +80,8 @@ class Member:
         self.outcome: Outcome | None = None
         self.called: tuple[int, str] | None = None
         """The last call that it has begun: its number in the phase, and its name."""
+        self.at: str | None = None
+        """The test and the phase of it that it entered last."""
         self.left: str | None = None
         """Why it left the session before its end."""
         self.said_bye = False
@@ -102,6 +104,8 @@ class Member:
             self.outcome = msgspec.convert(message["outcome"], Outcome)
         elif "called" in message:
             self.called = (message["called"], message["what"])
+        elif "at" in message:
+            self.at = str(message["at"])
         elif "left" in message:
             self.left = str(message["left"])
         elif "bye" in message:
@@ -120,7 +124,7 @@ class Peer(Member):
         if self._is_near:
             with contextlib.suppress(OSError, struct.error):
                 noted = read_status(Path(self.hello.status_file)).phase
-                return noted if noted != IDLE else self.pulse.phase
+                return noted if noted != IDLE else self.at or self.pulse.phase
         return self.pulse.phase
 
     def state(self) -> str:
@@ -208,7 +212,10 @@ class AttachedWorld:
         self.broken: str | None = None
         """Why the ranks cannot go on together; None: they can."""
         self._thread = thread
-        self._pulses = PulseReader({rank: beats for rank, (_, beats, _) in links.items()})
+        self.acted_s = time.monotonic()
+        """When it last did something together with the other ranks, or for them (CLOCK_MONOTONIC)."""
+        self._place, self._in_body, self._call_name = "the start of the session", False, ""
+        self._pulses = PulseReader({rank: beats for rank, (_, beats, _) in links.items()}, self._own_pulse)
         peers = [
             Peer(hello, channel, self._pulses.pulses[rank], hello.kernel == me.kernel)
             for rank, (channel, _, hello) in sorted(links.items())
@@ -255,21 +262,52 @@ class AttachedWorld:
 
     # What all ranks do together
 
-    def begin_call(self) -> None:
-        """Begin a call in which the other ranks follow; `WorldBroken` where they cannot any more."""
+    def enter(self, place: str, in_body: bool) -> None:
+        """Note where this rank is, and whether tests and fixtures run there, for which the other ranks may wait."""
+        self._place, self._in_body, self.acted_s = place, in_body, time.monotonic()
+
+    def overdue(self) -> str | None:
+        """Return what other ranks have waited for too long while a test of this one does nothing with them, in words.
+
+        Calls, however long, and what is done between tests are none of this.
+        """
+        now_s, limit_s = time.monotonic(), max(self.timeout_s, _LEAST_WAIT_S)
+        if not self._in_body or self._call_name or now_s - self.acted_s < limit_s:
+            return None
+        for rank, pulse in self._pulses.pulses.items():
+            heard_ago_s = now_s - pulse.heard_s
+            if pulse.waits_for and heard_ago_s < _SILENT_S and pulse.waits_s + heard_ago_s >= limit_s:
+                deadline = "--ckpt-timeout" if limit_s == self.timeout_s else "the least, whatever --ckpt-timeout"
+                return f"{pulse.waits_for}, where rank {rank} waits, within {format_seconds(limit_s)} ({deadline})"
+        return None
+
+    def forsake(self, reason: str) -> None:
+        """Note that the ranks cannot go on together: the session ends after the test."""
+        self._break(reason)
+
+    def abandon_all(self, status: int, reason: str) -> None:
+        """Tell the other ranks that the session is over, from another thread while this rank's main one is stuck."""
+        self._send_peers({"end": status, "reason": reason})
+        self._thread.close()
+
+    def begin_call(self, what: str) -> None:
+        """Begin the call `what` in which the other ranks follow; `WorldBroken` where they cannot any more."""
         if self.broken is not None:
             raise WorldBroken(self.broken)
         self._calls += 1
+        self._call_name, self.acted_s = what, time.monotonic()
 
     def end_call(self, came_of_it: dict[str, Any]) -> None:
         """Tell the other ranks what came of the call, which they return or raise as well."""
         self._send_peers({"done": self._calls, **came_of_it})
+        self._call_name, self.acted_s = "", time.monotonic()
 
     def agree(self, own: Outcome) -> dict[int, Outcome]:
         """Return how a phase of a test ended on each rank; ranks that wait for one that came to its end are freed.
 
         A rank that does not say so within the deadline, or died, has an outcome all the same: `lost`.
         """
+        self.enter(own.at, in_body=False)
         if own.kind != "passed":
             self._send_peers({"abandon": f"rank 0 {own.kind}: {own.text}"})
         wait_s = max(self.timeout_s, _LEAST_WAIT_S)
@@ -479,6 +517,12 @@ class AttachedWorld:
                 stacks[peer.rank] = peer.pulse.stacks
         return stacks
 
+    def _own_pulse(self) -> dict[str, Any]:
+        doing = self._thread.status.text()
+        place = ", ".join([self._place, *([self._call_name] if self._call_name else [])])
+        place += f", phase {doing!r}" if doing != IDLE else ""
+        return {"place": place, "idle_s": time.monotonic() - self.acted_s}
+
     def _next_id(self) -> int:
         self._ids += 1
         return self._ids
@@ -497,6 +541,7 @@ class AttachedWorld:
 
     def _pump(self, timeout_s: float) -> None:
         """Take what has come, and wait for it so long where nothing has."""
+        self.acted_s = time.monotonic()
         open_ones = {member.channel.fileno(): member for member in self._members if not member.gone}
         for descriptor in wait(list(open_ones), timeout=timeout_s):
             assert isinstance(descriptor, int)

@@ -157,12 +157,18 @@ class Pulse:
     """CLOCK_MONOTONIC of this process."""
     stacks: str | None = None
     wants_stacks: bool = False
+    waits_for: str = ""
+    """What it waits for rank 0 in; empty: it does not."""
+    waits_s: float = 0.0
+    """How long it had waited when it said so."""
 
 
 class PulseReader:
     """Rank 0's side of the signs of life: a thread that notes and answers them."""
 
-    def __init__(self, links: dict[int, Channel]) -> None:
+    def __init__(self, links: dict[int, Channel], own: Callable[[], dict[str, Any]]) -> None:
+        """`own` returns what the others are told of rank 0: `place`, and `idle_s` since it last acted with them."""
+        self._own = own
         self.pulses = {rank: Pulse() for rank in links}
         self._links = dict(links)
         self._closing = False
@@ -185,7 +191,8 @@ class PulseReader:
                     beat = link.receive(BEAT_S)
                     pulse.phase, pulse.heard_s = beat["phase"], time.monotonic()
                     pulse.stacks = beat.get("stacks") or pulse.stacks
-                    link.send({"stacks": pulse.wants_stacks}, BEAT_S)
+                    pulse.waits_for, pulse.waits_s = beat["waits_for"], beat["waits_s"]
+                    link.send({"stacks": pulse.wants_stacks, **self._own()}, BEAT_S)
                 except TimeoutError:
                     continue
                 except (EOFError, OSError):  # its command connection tells
@@ -195,9 +202,11 @@ class PulseReader:
 class Heart:
     """The other ranks' side: a thread that says what this rank is doing, and listens whether rank 0 answers."""
 
-    def __init__(self, link: Channel, phase: Callable[[], str]) -> None:
-        self.heard_s = time.monotonic()
-        self._link, self._phase = link, phase
+    def __init__(self, link: Channel, phase: Callable[[], str], waits: Callable[[], tuple[str, float]]) -> None:
+        """`waits` returns what this rank waits for rank 0 in, and since when (CLOCK_MONOTONIC); empty: in nothing."""
+        self.heard_s = self.rank_0_acted_s = time.monotonic()
+        self.rank_0_place = "the start of the session"
+        self._link, self._phase, self._waits = link, phase, waits
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="ckpt-heart", daemon=True)
         self._thread.start()
@@ -210,19 +219,22 @@ class Heart:
         self._link.close()
 
     def _beat(self) -> None:
-        said, said_s, wants_stacks = "", 0.0, False
+        said, said_s, wants_stacks = ("", ""), 0.0, False
         with contextlib.suppress(EOFError, OSError):  # rank 0 is gone: the command connection tells
             while not self._ended.wait(0 if wants_stacks else _LOOK_S):
                 phase = self._phase()
-                if phase == said and time.monotonic() - said_s < BEAT_S and not wants_stacks:
+                waits_for, since_s = self._waits()
+                if (phase, waits_for) == said and time.monotonic() - said_s < BEAT_S and not wants_stacks:
                     continue
-                beat = {"phase": phase}
+                beat = {"phase": phase, "waits_for": waits_for, "waits_s": time.monotonic() - since_s}
                 if wants_stacks:
                     beat["stacks"] = own_stacks()
                 self._link.send(beat)
-                wants_stacks = self._link.receive()["stacks"] and not wants_stacks
-                said, said_s = phase, time.monotonic()
-                self.heard_s = said_s
+                answer = self._link.receive()
+                wants_stacks = answer["stacks"] and not wants_stacks
+                said, said_s = (phase, waits_for), time.monotonic()
+                self.heard_s, self.rank_0_place = said_s, answer["place"]
+                self.rank_0_acted_s = said_s - answer["idle_s"]
 
 
 def own_stacks() -> str:
@@ -231,7 +243,8 @@ def own_stacks() -> str:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
         text = file.read().decode(errors="replace")
-    ours = ("/world/control.py", "/world/follower.py", "/world/attached.py", "/world/channel.py")
+    modules = ("control", "follower", "attached", "channel", "body_watch")
+    ours = [f"/world/{module}.py" for module in modules]
     return "\n\n".join(block for block in text.split("\n\n") if not any(name in block for name in ours))
 
 

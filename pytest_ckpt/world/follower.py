@@ -19,6 +19,7 @@ from pytest_ckpt.world.rank_thread import IDLE, RankThread
 _POLL_S = 1.0
 _SEND_S = 10.0
 _SLACK_S = 120.0
+"""Rank 0 notices first, and says so, where its own test or another rank hangs; this is for where it cannot."""
 
 
 class TakenAlong(CkptError):
@@ -45,36 +46,49 @@ class Follower:
         self.place = "between tests"
         """Where the test is, for signs of life."""
         self._thread, self._channel = thread, commands
-        self._heart = Heart(beats, self._phase)
         self._calls = 0
+        self._waits = ("", 0.0)
+        self._heart = Heart(beats, self._phase, lambda: self._waits)
         self._following = False
         self._ended: SessionEnded | None = None
         self._told = False
+
+    def enter(self, place: str) -> None:
+        """Note where the test is, and tell rank 0: it names that where this rank dies."""
+        self.place = place
+        self._send({"at": place})
 
     def follow(self, what: str) -> dict[str, Any]:
         """Do what rank 0 says until it has come to the end of the call `what`, and return what came of that there."""
         self._calls += 1
         self._send({"called": self._calls, "what": what})
         self._following = True
+        self._waits = (what, time.monotonic())
         try:
             while True:
                 message = self._next(f"rank 0 to go on in {what}")
                 if message.get("done") == self._calls:
+                    self._heart.rank_0_place, self._heart.heard_s = self.place, time.monotonic()
                     return message
                 if "abandon" in message:
                     raise (Diverged if message.get("own") else TakenAlong)(message["abandon"])
         finally:
             self._following = False
+            self._waits = ("", 0.0)
 
     def agree(self, own: Outcome) -> dict[str, Any]:
         """Tell rank 0 how a phase of the test ended here, and return how it ended for all."""
         self._send({"outcome": msgspec.to_builtins(own)})
-        while True:
-            message = self._next(f"rank 0 to come to the end of {own.at}")
-            if "verdict" in message:
-                self._calls = 0
-                verdict: dict[str, Any] = message["verdict"]
-                return verdict
+        self._waits = (f"the end of {own.at}", time.monotonic())
+        try:
+            while True:
+                message = self._next(f"rank 0 to come to the end of {own.at}")
+                if "verdict" in message:
+                    self._calls = 0
+                    verdict: dict[str, Any] = message["verdict"]
+                    return verdict
+        finally:
+            self._waits = ("", 0.0)
 
     def leave(self, reason: str) -> None:
         """Tell rank 0 that this rank leaves before the end of the session."""
@@ -112,22 +126,27 @@ class Follower:
         """Return rank 0's next message that is not for the thread, and relay those that are, and its replies."""
         if self._ended is not None:
             raise self._ended
-        # Rank 0 may itself wait that long for a rank that is stuck, and say so afterwards.
-        deadline = deadline or time.monotonic() + 2 * self.timeout_s + _SLACK_S
-        while time.monotonic() < deadline:
+        began_s = time.monotonic()
+        while True:
+            now_s = time.monotonic()
+            # A call may take as long as it likes, while rank 0 goes on in it.
+            since_s = max(began_s, self._heart.rank_0_acted_s)
+            if now_s > (deadline or since_s + 2 * self.timeout_s + _SLACK_S):
+                raise self._end(1, f"waited too long for {awaited}; rank 0 was in {self._heart.rank_0_place}")
             self._require_sign_of_life()
             ready = wait([self._channel.fileno(), self._thread.channel.fileno()], timeout=_POLL_S)
             if self._thread.channel.fileno() in ready:
                 self._send(self._thread.channel.receive())
             if self._channel.fileno() in ready and (message := self._receive()) is not None:
                 return message
-        raise self._end(1, f"waited too long for {awaited}")
 
     def _receive(self) -> dict[str, Any] | None:
         try:
             message: dict[str, Any] = self._channel.receive(self.timeout_s)
         except (EOFError, TimeoutError, OSError):
-            raise self._end(1, "rank 0 is gone") from None
+            age_s = time.monotonic() - self._heart.heard_s
+            place = self._heart.rank_0_place
+            raise self._end(1, f"rank 0 is gone; {format_seconds(age_s)} before, it was in {place}") from None
         if "end" in message:
             raise self._end(message["end"], message["reason"], told=True)
         if "function" in message:

@@ -45,5 +45,7 @@ def parse_mesh(text: str, source: str) -> MeshShape | None:
     parts = [_PART.fullmatch(part) for part in text.split(",")]
     sizes = {part[1]: int(part[2]) for part in parts if part is not None}
     if None in parts or len(sizes) < len(parts) or "shard" not in sizes:
-        raise SettingError(f"{text!r} (from {source}) is no mesh; write shard=8, or replicate=2,shard=4")
+        raise SettingError(
+            f"{text!r} (from {source}) is no mesh; write shard=8, or replicate=2,shard=4 (shard is never left out)"
+        )
     return MeshShape(sizes.get("replicate", 1), sizes["shard"])

@@ -44,6 +44,18 @@ def test_a_flaw_is_found_where_counting_finds_one(tensor: tuple[tuple[int, ...],
         assert (counts > 1).any() or counts.sum() > inside.sum()
 
 
+@given(tensors())
+def test_with_many_dimensions_cut_the_same_is_found(tensor: tuple[tuple[int, ...], list[Box]]) -> None:
+    """Seven dimensions more, all cut, are too many for counting corners."""
+    size, boxes = tensor
+    flaw = find_flaw(size, boxes)
+    rest = [(tuple(int(d == cut) for d in range(7)), tuple(1 if d <= cut else 2 for d in range(7))) for cut in range(7)]
+    parts = [((0,) * 7, (1,) * 7), *rest]
+    wide = [(offsets + low, sizes + length) for offsets, sizes in boxes for low, length in parts]
+    found = find_flaw((*size, *(2,) * 7), wide)
+    assert (found and found.kind) == (flaw and flaw.kind)
+
+
 def test_the_chunks_of_a_thousand_ranks_take_no_time() -> None:
     rows = [((row * 4, 0), (4, 4096)) for row in range(1024)]
     grid = [((row * 128, column * 128), (128, 128)) for row in range(32) for column in range(32)]
@@ -52,3 +64,21 @@ def test_the_chunks_of_a_thousand_ranks_take_no_time() -> None:
     for chunks in (rows, grid, columns):
         assert find_flaw((4096, 4096), chunks) is None
     assert time.monotonic() - began < 1
+
+
+def test_a_list_of_chunks_that_is_made_to_take_long_takes_no_time() -> None:
+    whole = 6000
+    columns = [((i, i), (whole - i, 1)) for i in range(whole)]
+    rows = [((i, i + 1), (1, whole - i - 1)) for i in range(whole)]
+    twice = [*columns, *(((i, whole + i + 1), (1, whole - i - 1)) for i in range(whole))]
+    doubled = [((0, i), (whole, 2)) for i in range(whole - 1)] + [((i, 0), (1, whole)) for i in range(whole)]
+    began = time.process_time()
+    found = [
+        find_flaw((whole, whole), columns),
+        find_flaw((whole, whole), columns + rows),
+        find_flaw((whole, whole), columns + rows[1:] + columns[:1]),
+        find_flaw((whole, 2 * whole), twice),
+        find_flaw((whole, whole), doubled),
+    ]
+    assert [flaw and flaw.kind for flaw in found] == ["hole", None, "hole", "hole", "overlap"]
+    assert time.process_time() - began < 3

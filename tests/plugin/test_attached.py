@@ -163,7 +163,7 @@ def test_all_ranks_run_the_body_and_get_the_record(walked: tuple[Project, Result
         ("test_ranks_can_be_used_again", "passed", ""),
         ("test_failure_is_caught_on_all", "passed", ""),
         ("test_own_failure_after_a_caught_one", "failure", "rank 1 failed: AssertionError: a reason of its own"),
-        ("test_call_on_one_alone", "failure", "rank 1 called ckpt_world.run in .* and rank 0 did not"),
+        ("test_call_on_one_alone", "failure", "^Failed: rank 1 called ckpt_world.run in .* and rank 0 did not"),
         ("test_fails_on_zero_alone", "failure", "AssertionError: zero alone"),
         ("test_other_ranks_are_refused", "skipped", "an attached world has its 2 ranks; loads with another number"),
         ("test_plain", "passed", ""),
@@ -253,6 +253,103 @@ def test_rank_of_another_agent_is_named_and_both_agents_end(tmp_path: Path, sign
     assert project.in_target() == []
 
 
+EXITS = """
+import os
+
+
+def test_before(ckpt_save):
+    ckpt_save(mode="sync")
+
+
+def test_exits(ckpt_save):
+    if os.environ["RANK"] == "1":
+        os._exit(3)
+    ckpt_save(mode="sync")
+"""
+
+
+def test_rank_that_dies_in_the_body_is_reported_though_torchrun_ends_rank_zero_at_once(tmp_path: Path) -> None:
+    project = make_project(
+        tmp_path,
+        test_exits=EXITS,
+        conftest="""
+import time
+
+
+def pytest_sessionfinish():
+    time.sleep(1)  # torchrun's SIGTERM comes while the report is written
+""",
+    )
+    project.environment["OMP_NUM_THREADS"] = "1"
+    result = project.run(*TORCHRUN, "--nproc-per-node=2", "-m", "pytest", *DEFAULTS, "--junitxml=junit.xml")
+    result.require(1)
+    assert "= FAILURES =" in result.out
+    assert "rank 1 died in phase 'test_exits.py::test_exits (call)'" in result.out
+    assert "1 failed, 1 passed" in result.out
+    assert "FAILED test_exits.py::test_exits - " in result.out
+    assert "rank 1 died" in outcomes(project)["test_exits"][1]
+    assert result.in_target == []
+
+
+LEAST_WAIT = """
+import pytest_ckpt.world.attached
+
+pytest_ckpt.world.attached._LEAST_WAIT_S = 3.0
+"""
+SLEEPS = """
+import os
+import signal
+import time
+
+
+def test_before(ckpt_save):
+    ckpt_save(mode="sync")
+
+
+def test_sleeps(ckpt_save):
+    if os.environ["RANK"] == "0":
+        if "BLOCKED" in os.environ:
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        time.sleep(3600)
+    ckpt_save(mode="sync")
+
+
+def test_after(ckpt_save):
+    ckpt_save(mode="sync")
+"""
+SAT = "rank 0 did not come to ckpt_save, where rank 1 waits, within 3.00 s (--ckpt-timeout): its test sits in "
+
+
+def test_rank_zero_that_hangs_in_the_body_is_named_at_the_deadline(tmp_path: Path) -> None:
+    project = make_project(tmp_path, test_sleeps=SLEEPS, conftest=LEAST_WAIT)
+    result = project.ranks(2, "--ckpt-timeout=3s", "--junitxml=junit.xml")
+    result.require(1, 1)
+    assert f"{SAT}test_sleeps.py:15 (test_sleeps)\n" in result.out
+    assert "    time.sleep(3600)" in result.out
+    assert "1 failed, 1 passed" in result.out
+    assert SAT in outcomes(project)["test_sleeps"][1]
+    assert result.in_target == []
+
+
+@pytest.mark.long
+def test_rank_zero_that_cannot_be_interrupted_ends_with_a_word(tmp_path: Path) -> None:
+    project = make_project(tmp_path, test_sleeps=SLEEPS, conftest=LEAST_WAIT)
+    result = project.ranks(2, "--ckpt-timeout=3s", environment={"BLOCKED": "1"})
+    assert (result.statuses, result.outs[1]) == ([1, 1], ""), "\n".join(result.outs)
+    assert f"ckpt: {SAT}test_sleeps.py:15 (test_sleeps)\n" in result.out
+    assert "ckpt: rank 0 cannot be interrupted there, and ends" in result.out
+    assert result.processes == []
+
+
+@pytest.mark.long
+def test_call_that_takes_much_longer_than_the_deadline_is_no_hanging_body(tmp_path: Path) -> None:
+    project = make_project(tmp_path, test_save="def test_save(ckpt_save):\n    ckpt_save(mode='sync')\n")
+    project.write("conftest.py", LEAST_WAIT)
+    result = project.ranks(2, "--ckpt-timeout=3s", "--ckpt-rounds=1500", "--ckpt-max-time=20s")
+    result.require(0, 0)
+    assert result.seconds > 9
+
+
 @pytest.mark.long
 def test_ctrl_c_ends_all_ranks(tmp_path: Path) -> None:
     project = make_project(
@@ -296,7 +393,8 @@ def test_zero_dies(ckpt_world):
     )
     result = project.ranks(2)
     assert result.statuses == [-9, 1]
-    assert "ckpt: rank 1 ends: rank 0 is gone" in result.outs[1]
+    assert "ckpt: rank 1 ends: rank 0 is gone; " in result.outs[1]
+    assert "before, it was in test_zero_dies.py::test_zero_dies[r2] (call), ckpt_world.run" in result.outs[1]
     assert result.processes == []
 
 
@@ -508,6 +606,8 @@ def test_a_ranks_own_reason_goes_before_what_it_was_taken_along_by() -> None:
     assert joint_outcome({0: outcome("skipped", "a"), 1: outcome("failed", "b")}) == ("failed", "rank 1 failed: b", [1])
     assert joint_outcome({0: outcome("failed", "a"), 1: outcome("lost", "gone")}) == ("failed", "rank 0 failed: a", [0])
     assert joint_outcome({0: passed, 1: outcome("lost", "gone")}) == ("failed", "rank 1 failed: gone", [1])
+    dead = outcome("lost", "rank 1 died in phase 'save'")
+    assert joint_outcome({0: passed, 1: dead}) == ("failed", "rank 1 died in phase 'save'", [1])
     same = outcome("failed", "a")
     assert joint_outcome({0: same, 1: same, 2: passed}) == ("failed", "ranks 0, 1 failed: a", [0, 1])
     assert joint_outcome({0: passed, 1: outcome("xfailed", "known")}) == ("xfailed", "rank 1 xfailed: known", [1])

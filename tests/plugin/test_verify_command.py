@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,17 @@ def test_json_holds_all_that_was_found(checkpoint: Path, capsys: pytest.CaptureF
     found = json.loads(capsys.readouterr().out)
     assert (found["outcome"], found["is_complete"], found["verdicts"]) == ("missing-file", False, {"missing-file": 30})
     assert found["problems"][0]["file"] == "__0_0.distcp"
+
+
+def test_a_repaired_checkpoint_is_complete_to_the_one_who_says_so(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    later = (checkpoint / ".metadata").stat().st_mtime_ns + 10**9
+    os.utime(checkpoint / "__0_0.distcp", ns=(later, later))
+    assert main(["verify", str(checkpoint)]) == 1
+    assert capsys.readouterr().out.splitlines()[-1].startswith("perhaps a mix, not a checkpoint: __0_0.distcp ")
+    assert main(["verify", "--ignore-times", str(checkpoint)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("complete: 30 entries, ")
 
 
 @pytest.mark.parametrize("arguments", [[], ["nowhere"], ["."], [".", "--threads=0"]])

@@ -34,13 +34,16 @@ def test_each_promise_is_a_row_and_each_scenario_a_column() -> None:
         [*STEP.split(), "n/a"],
     ]
     assert told[3].index("n/a") == told[0].index("disk-r2-async")
-    assert told[-1] == "3 promises in 2 scenarios: 1 held, 1 broken, 1 known of DCP, 1 not applicable"
+    assert (
+        told[-1]
+        == "3 promises, put to the test 4 times in 2 scenarios: 1 held, 1 broken, 1 known of DCP, 1 not applicable"
+    )
 
 
 def test_where_all_is_held_there_is_the_table_and_the_count() -> None:
     told = lines(result(COMES_BACK, "disk-r2-sync", "held"), result(STEP, "disk-r2-sync", "held"))
     assert len(told) == 4
-    assert told[-1] == "2 promises in 1 scenarios: 2 held"
+    assert told[-1] == "2 promises, put to the test 2 times in 1 scenario: 2 held"
 
 
 def test_broken_promise_has_its_reason_and_where() -> None:

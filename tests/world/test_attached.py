@@ -17,7 +17,8 @@ from pytest_ckpt.plugin.lead import LeadingWorld
 from pytest_ckpt.target.path import open_target
 from pytest_ckpt.target.spec import TargetSpec
 from pytest_ckpt.world import spread
-from pytest_ckpt.world.attached import AttachedWorld
+from pytest_ckpt.world.attached import AttachedWorld, LeftTheCall, Outcome
+from pytest_ckpt.world.body_watch import BodyWatch
 from pytest_ckpt.world.context import Rank
 from pytest_ckpt.world.control import Hello, host_numbers
 from pytest_ckpt.world.functions import FunctionRef
@@ -120,6 +121,53 @@ def test_hosts_are_numbered_in_the_order_of_ranks() -> None:
         for n, place in enumerate(places)
     ]
     assert host_numbers(hellos) == (0, 0, 1, 2)
+
+
+# Rank 0 in a test body that does nothing
+
+
+class Sitting:
+    """A main thread that is overdue once, and reacts to being interrupted where `reacts`."""
+
+    def __init__(self, reacts: bool) -> None:
+        self.reacts, self.acted_s = reacts, 0.0
+        self.forsaken: list[str] = []
+        self.gave_up: list[str] = []
+        self.done = threading.Event()
+
+    def overdue(self) -> str | None:
+        return None if self.forsaken else "ckpt_save"
+
+    def forsake(self, reason: str) -> None:
+        self.forsaken.append(reason)
+
+    def interrupt(self) -> bool:
+        if self.reacts:
+            self.acted_s += 1
+            self.done.set()
+        return self.reacts
+
+    def give_up(self, reason: str) -> None:
+        self.gave_up.append(reason)
+        self.done.set()
+
+
+@pytest.mark.parametrize("reacts", [True, False])
+def test_main_thread_that_is_overdue_is_interrupted_and_else_given_up(reacts: bool) -> None:
+    main = Sitting(reacts)
+    watch = BodyWatch(main, main.interrupt, main.give_up)
+    assert main.done.wait(30)
+    watch.close()
+    assert watch.reason is not None
+    assert watch.reason.startswith("rank 0 did not come to ckpt_save: its test sits in ")
+    assert "test_main_thread_that_is_overdue" in watch.reason
+    assert main.forsaken == [watch.reason.splitlines()[0]]
+    assert main.gave_up == ([] if reacts else [watch.reason])
+
+
+def test_rank_that_left_a_call_without_a_word_is_named_without_a_colon() -> None:
+    assert str(LeftTheCall(1, Outcome(at="t", kind="passed"))).endswith("since its test passed there")
+    assert str(LeftTheCall(1, Outcome(at="t", kind="failed", text="a\nb\n"))).endswith("its test failed there: b")
 
 
 # Clocks
