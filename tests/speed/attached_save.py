@@ -34,7 +34,7 @@ def main() -> None:
         met.close()
         return
     world, _ = met
-    world.begin_call()
+    world.begin_call("a pair")
     lead(world, {"model": options.model, "state": options.state, "function": None})
     world.end_call({"value": None})
     world.end(0, "all saves are made", 60)
