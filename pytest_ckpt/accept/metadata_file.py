@@ -153,6 +153,8 @@ _ALLOWED: dict[tuple[str, str], Any] = {
     (_METADATA, "TensorProperties"): _Properties,
     (_METADATA, "StorageMeta"): _Unused,
     (_METADATA, "_MEM_FORMAT_ENCODING"): _Unused,
+    # Early releases of Python 3.11 pickle an enum's member as getattr(class, name): nothing is looked up here.
+    **{(module, "getattr"): _Unused for module in ("builtins", "__builtin__")},  # the latter by protocol 2
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _StorageInfo,
     ("torch", "Size"): _Size,
     ("torch.serialization", "_get_layout"): _Layout,

@@ -147,7 +147,7 @@ class _Calls:
     [
         (os.system, "posix.system"),
         (eval, "builtins.eval"),
-        (getattr, "builtins.getattr"),
+        (setattr, "builtins.setattr"),
         (torch.load, "torch.serialization.load"),
         (torch.Tensor, "torch.Tensor"),
         (pickle.loads, "_pickle.loads"),
@@ -158,6 +158,11 @@ def test_a_function_that_is_not_on_the_list_is_refused_by_its_name(function: Any
     hidden = Metadata({}, planner_data=_Calls(function, f"touch {tmp_path}/ran"), storage_data={})
     assert refused(pickle.dumps(hidden)) == f"names {name}, which no checkpoint needs; it isn't loaded"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_member_of_an_enum_as_python_3_11_pickles_it_is_looked_up_nowhere() -> None:
+    hidden = Metadata({}, planner_data=_Calls(getattr, TensorProperties, "no_such_name"), storage_data={})
+    assert read_metadata(pickle.dumps(hidden)).places == []
 
 
 def test_a_name_is_looked_up_as_a_whole() -> None:
