@@ -79,4 +79,5 @@ def test_the_names_that_metadata_may_have_are_printed(capsys: pytest.CaptureFixt
     printed = capsys.readouterr().out.splitlines()
     assert "torch.Size" in printed
     assert "torch.distributed.checkpoint.filesystem._StorageInfo" in printed
-    assert not any(name.startswith(("builtins", "os", "posix")) for name in printed)
+    strange = {name for name in printed if name.startswith(("builtins", "__builtin__", "os", "posix"))}
+    assert strange == {"builtins.getattr", "__builtin__.getattr"}, "how early Python 3.11 writes a member of an enum"
