@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,7 +47,7 @@ def prepare_plans(
         checked = simulated.check({0, min(1, ranks - 1), ranks // 2, ranks - 1})
     folder = Path(rank.scratch) / "planned"
     folder.mkdir(exist_ok=True)
-    with rank.status.phase("make the plans of all ranks"):
+    with rank.status.phase("make the plans of all ranks"), _collector_off():
         planning = rank.memory["planning"] = PlanningOfSaves(simulated, make_planner, folder)
     return {
         "items_per_rank": simulated.items_per_rank,
@@ -53,6 +55,18 @@ def prepare_plans(
         "derive_s": planning.derive_s,
         "checked_ranks": checked,
     }
+
+
+@contextmanager
+def _collector_off() -> Iterator[None]:
+    """Keep Python's collector from going through millions of plans that all stay; what is measured comes later."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def plan_round(rank: Rank, *, alone: bool) -> dict[str, Any]:
