@@ -23,17 +23,18 @@ def make_durable(location: str | os.PathLike[str]) -> None:
     for place, _, names in os.walk(folder, topdown=False):
         for name in names:
             if os.path.isfile(os.path.join(place, name)):  # a pipe or a broken link holds nothing
-                _sync(os.path.join(place, name))
-        _sync(place)
+                sync_path(os.path.join(place, name))
+        sync_path(place)
     while not os.path.ismount(folder):
         folder = os.path.dirname(folder)
         try:
-            _sync(folder)
+            sync_path(folder)
         except PermissionError:  # who may not read a folder has hardly made anything in it
             break
 
 
-def _sync(path: str) -> None:
+def sync_path(path: str) -> None:
+    """Sync one file, or one folder: the names in it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -51,14 +51,13 @@ def save(
     fault: dict[str, Any] | None = None,
     then_step: int | None = None,
     caught: bool = False,
-    keep_writer: bool = False,
     audited: bool = False,
 ) -> dict[str, Any]:
     """Save the state of `spec` at `step` into `location`; return what it held and how long that took.
 
     A state of the same `spec` that this rank holds is changed in place, as training does. With `then_step`, it is
     changed to that step as soon as the save allows it, and then the file `fault["go"]` is made. `caught`: an error
-    comes back as text. `keep_writer`: the writer that an earlier save left is used again. `audited`: an `Audit` of this
+    comes back as text. `audited`: an `Audit` of this
     rank's syncs comes back too.
     """
     engine = _opened(rank, setup)
@@ -66,8 +65,7 @@ def save(
     state = _state_at(rank, spec, planned, step)
     with rank.status.phase("compare the state"):
         reply = _content(state)
-    if not (keep_writer and engine.writer is not None):
-        engine.prepare(location)
+    engine.prepare(location)
     planted = None if fault is None else msgspec.convert(fault, Fault)
     rank.memory["location"] = location
     try:
@@ -143,7 +141,7 @@ def train_beside_a_save(rank: Rank, *, setup: dict[str, Any], location: str, ste
     return steps
 
 
-def save_unequal_replicas(rank: Rank, *, setup: dict[str, Any], location: str, caught: bool = True) -> dict[str, Any]:
+def save_unequal_replicas(rank: Rank, *, setup: dict[str, Any], location: str) -> dict[str, Any]:
     """Save a plain tensor that has another value on each rank under one key."""
     import torch
 
@@ -154,8 +152,6 @@ def save_unequal_replicas(rank: Rank, *, setup: dict[str, Any], location: str, c
     try:
         _finish(engine.start(state))
     except _errors() as error:
-        if not caught:
-            raise
         reply["error"] = _described(error, location)
     return reply
 
@@ -231,11 +227,6 @@ def memory_after_saves(rank: Rank, *, setup: dict[str, Any], folder: str, saves:
         if rank.rank == 0:
             _forget(location)
     return resident
-
-
-def close_trial(rank: Rank) -> None:
-    """End the engine and let the state go."""
-    commands.release(rank)
 
 
 def _opened(rank: Rank, setup: dict[str, Any]) -> Any:

@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from types import TracebackType
 
+from pytest_ckpt.accept.durable import sync_path
 from pytest_ckpt.errors import CannotFit, CkptError
 from pytest_ckpt.target.mounts import read_mounts
 from pytest_ckpt.units import format_bytes
@@ -100,7 +101,7 @@ class PowerCut:
             self._image = descriptor
             self._mount = self._mounted(image, "before", stack)
             os.rmdir(os.path.join(self._mount, "lost+found"))
-            _sync(self._mount)  # or the volume's own first transaction would be part of what is cut
+            sync_path(self._mount)  # or the volume's own first transaction would be part of what is cut
             self._statistics = f"/sys/dev/block/{_device(self._mount)}/stat"
             self._stack = stack.pop_all()
         return self
@@ -214,14 +215,6 @@ def _remove(places: Path) -> None:
 
 def _unlink(path: str) -> None:
     Path(path).unlink(missing_ok=True)
-
-
-def _sync(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _run(*command: str) -> None:

@@ -18,6 +18,7 @@ from pytest_ckpt.errors import CkptError
 from pytest_ckpt.records import Verification
 from pytest_ckpt.target.interface import WorkFolder
 from pytest_ckpt.world import commands
+from pytest_ckpt.world.functions import listed
 from pytest_ckpt.world.interface import RankFailure, World
 from pytest_ckpt.world.rounds import Saving
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_NAMED = 3
 _MOST_LETTERS = 60
 """Of a value that is named."""
 DEFAULT_EXAMPLES = 20
@@ -179,11 +179,13 @@ class Trial:
     @property
     def setup(self) -> dict[str, Any]:
         """What the ranks make the engine from."""
-        listed = {
-            name: None if ref is None else [ref.module, ref.name, ref.file]
-            for name, ref in (("writer", self.saving.writer), ("engine_factory", self.saving.engine_factory))
+        return {
+            "mode": self.saving.mode,
+            "writer": listed(self.saving.writer),
+            "options": self.saving.options,
+            "engine": self.saving.engine,
+            "engine_factory": listed(self.saving.engine_factory),
         }
-        return {"mode": self.saving.mode, "options": self.saving.options, "engine": self.saving.engine, **listed}
 
     def new_location(self, name: str = "acceptance") -> str:
         """Return where a save may go: inside the work folder, not there yet."""
@@ -216,7 +218,6 @@ class Trial:
         then_step: int | None = None,
         fault: Fault | None = None,
         caught: bool = True,
-        keep_writer: bool = False,
         audited: bool = False,
         world: World | None = None,
         timeout_s: float | None = None,
@@ -237,7 +238,6 @@ class Trial:
             fault=None if fault is None else msgspec.to_builtins(fault),
             then_step=then_step,
             caught=caught,
-            keep_writer=keep_writer,
             audited=audited,
             timeout_s=timeout_s,
         )
@@ -249,8 +249,13 @@ class Trial:
     def save_model(self, model: Any) -> Saved:
         """Save the session's own model, a `ckpt_model`, as a benchmark does, once."""
         location = self.new_location(model.name)
-        function = None if model.function is None else [model.function.module, model.function.name, model.function.file]
-        self.world.run(commands.prepare, model=model.name, state=model.recipe.name, function=function, **self.setup)
+        self.world.run(
+            commands.prepare,
+            model=model.name,
+            state=model.recipe.name,
+            function=listed(model.function),
+            **self.setup,
+        )
         replies = self.world.run(commands.save_round, location=location, trace=False)
         seconds = max(reply["completed_s"] for reply in replies) - min(reply["called_s"] for reply in replies)
         return Saved(location, DictSpec({}), 0, self._model_content(), seconds)
@@ -290,13 +295,11 @@ class Trial:
         self._require_equal(saved, self.load(saved.spec, location or saved.location, world=world))
 
     def _require_equal(self, saved: Saved, loaded: Content) -> None:
+        from pytest_ckpt.save.digest import difference_text
+
         differing = saved.content.differing(loaded)
         if differing:
-            more = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
-            raise AssertionError(
-                f"what was loaded is not what was saved: {', '.join(differing[:_NAMED])}{more} "
-                f"({len(differing)} of {saved.content.entries} entries differ)"
-            )
+            raise AssertionError(difference_text(differing, saved.content.entries, "entries"))
 
     def forget(self, location: str) -> None:
         """Delete a save of this trial."""

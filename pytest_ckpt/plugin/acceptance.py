@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +11,13 @@ import pytest
 
 from pytest_ckpt.accept.known import KNOWN
 from pytest_ckpt.accept.trial import NotApplicable, Trial
-from pytest_ckpt.errors import CkptError, SettingError
+from pytest_ckpt.plugin import benchmark
+from pytest_ckpt.plugin.plan import params_of
 from pytest_ckpt.plugin.settings import WriterSpec
 from pytest_ckpt.records import PromiseResult
 from pytest_ckpt.report.promises import promise_lines
 from pytest_ckpt.save.modes import why_unavailable
 from pytest_ckpt.save.options import HUGGING_FACE
-from pytest_ckpt.world.interface import RankFailure
 from pytest_ckpt.world.rounds import Saving
 
 if TYPE_CHECKING:
@@ -103,18 +102,11 @@ class Promises:
 
     def _put_to_the_test(self, item: pytest.Function) -> None:
         """Run the test; tell a failure of ranks or input in its own words, and fail for known behaviour where asked."""
-        try:
-            item.obj(**{name: item.funcargs[name] for name in item._fixtureinfo.argnames})
-        except NotApplicable as error:
-            raise pytest.skip.Exception(str(error), _use_item_location=True) from None
-        except SettingError as error:
-            self._outcome.usage_errors += 1
-            raise pytest.fail.Exception(str(error), pytrace=False) from None
-        except CkptError as error:
-            if isinstance(error, RankFailure) and error.is_usage:
-                self._outcome.usage_errors += 1
-                raise pytest.fail.Exception(error.culprits[0].cause, pytrace=False) from None
-            raise pytest.fail.Exception(str(error), pytrace=False) from None
+        with self._outcome.telling():
+            try:
+                item.obj(**{name: item.funcargs[name] for name in item._fixtureinfo.argnames})
+            except NotApplicable as error:
+                raise pytest.skip.Exception(str(error), _use_item_location=True) from None
         met = item.stash.get(_MET, {})
         if self._strict and met:
             told = "; ".join(f"{known}: {seen}" for known, seen in met.items())
@@ -167,13 +159,10 @@ class Promises:
             terminalreporter.write_line(f"promises of this run: {path}")
 
     def _kept(self, results: list[PromiseResult]) -> Path | None:
-        cache = getattr(self._config, "cache", None)
-        if cache is None:
-            return None
-        path = Path(cache.mkdir("ckpt")) / "acceptance.json"
-        draft = path.with_suffix(f".{os.getpid()}.tmp")
-        draft.write_bytes(msgspec.json.format(msgspec.json.encode({"format": 1, "promises": results}), indent=1))
-        draft.replace(path)
+        path = benchmark.cache_file(self._config, "acceptance.json", "promises")
+        if path is not None:
+            document = {"format": 1, "promises": results}
+            benchmark.write_whole(path, msgspec.json.format(msgspec.json.encode(document), indent=1))
         return path
 
 
@@ -194,16 +183,12 @@ def _explained(known: str) -> tuple[str, str, str]:
 
 def _sentence(item: pytest.Item) -> str:
     name: str = getattr(item, "originalname", None) or item.name
-    callspec = getattr(item, "callspec", None)
-    own = [
-        str(v) for key, v in (callspec.params if callspec is not None else {}).items() if not key.startswith("ckpt_")
-    ]
+    own = [str(value) for key, value in params_of(item).items() if not key.startswith("ckpt_")]
     return ": ".join([name.removeprefix("test_").replace("_", " "), *own])
 
 
 def _scenario(item: pytest.Item) -> str:
-    callspec = getattr(item, "callspec", None)
-    params = callspec.params if callspec is not None else {}
+    params = params_of(item)
     config_writers = item.config.stash.get(_WRITERS, ())
     parts = []
     for name in _DIMENSIONS:

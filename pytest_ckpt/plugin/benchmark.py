@@ -124,15 +124,13 @@ class ResultFile:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._facts: dict[str, Any] | None = None
-        self.path = _cache_file(config)
+        self.path = cache_file(config, "last.json", "figures")
 
     def write(self) -> None:
         """Write what is known by now, so that a later crash of the run loses nothing that was measured."""
         if self.path is None:
             return
-        draft = self.path.with_suffix(f".{os.getpid()}.tmp")
-        draft.write_text(json.dumps(self.document(), indent=1))
-        os.replace(draft, self.path)
+        write_whole(self.path, json.dumps(self.document(), indent=1).encode())
 
     def document(self) -> dict[str, Any]:
         """Return what is known by now, as plain data."""
@@ -151,15 +149,23 @@ class ResultFile:
         return plain
 
 
-def _cache_file(config: pytest.Config) -> Path | None:
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file of the last run in one step: whoever reads it sees this one or the one before."""
+    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    draft.write_bytes(data)
+    os.replace(draft, path)
+
+
+def cache_file(config: pytest.Config, name: str, what: str) -> Path | None:
+    """Return where pytest's cache keeps `what` of the last run; None where it keeps nothing, warned of if unwanted."""
     cache = getattr(config, "cache", None)  # None with -p no:cacheprovider
     if cache is None:
         return None
     try:
-        return Path(cache.mkdir("ckpt")) / "last.json"
+        return Path(cache.mkdir("ckpt")) / name
     except OSError as error:
         warnings.warn(
-            pytest.PytestWarning(f"the figures of this run are not kept: pytest's cache cannot be written ({error})"),
+            pytest.PytestWarning(f"the {what} of this run are not kept: pytest's cache cannot be written ({error})"),
             stacklevel=2,
         )
         return None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_ckpt.errors import SettingError
+from pytest_ckpt.errors import CkptError, SettingError
 from pytest_ckpt.measure.spans import Span
 from pytest_ckpt.plugin import benchmark
 from pytest_ckpt.plugin.baselines import Baselines
@@ -17,6 +18,7 @@ from pytest_ckpt.records import SaveRecord
 from pytest_ckpt.report.chrome import trace_events
 from pytest_ckpt.report.explain import explain_lines
 from pytest_ckpt.report.table import summary_lines
+from pytest_ckpt.world.interface import RankFailure
 
 _KINDS = {"save": "saves", "load": "loads", "plan": "planning"}
 
@@ -61,6 +63,18 @@ class Outcome:
     def _write_trace(self) -> None:
         assert self._trace_file is not None
         self._trace_file.write_text(json.dumps({"traceEvents": self._trace, "displayTimeUnit": "ms"}))
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """End a test by what its scenario fails with, in its own words; what the user can mend makes exit status 4."""
+        try:
+            yield
+        except CkptError as error:
+            told: Exception = error
+            if isinstance(error, RankFailure) and error.is_usage:
+                told = SettingError(error.culprits[0].cause)
+            self.usage_errors += isinstance(told, SettingError)
+            raise pytest.fail.Exception(str(told), pytrace=False) from None
 
     def note(self, nodeid: str, name: str | None, record: SaveRecord) -> None:
         """Keep a finished scenario for the table, and in the file of the last run; a rerun replaces its row."""

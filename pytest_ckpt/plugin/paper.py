@@ -11,6 +11,7 @@ import pytest
 from pytest_ckpt.errors import CannotFit, SettingError
 from pytest_ckpt.measure.memory import available_memory_bytes
 from pytest_ckpt.model.geometry import find_geometry
+from pytest_ckpt.plugin.plan import params_of
 from pytest_ckpt.plugin.settings import ModelSpec, Settings
 from pytest_ckpt.units import format_bytes
 
@@ -34,8 +35,7 @@ class PaperNeed:
     @classmethod
     def of_item(cls, item: pytest.Item, run: Run) -> PaperNeed:
         """Return the need of a test, from its parameters or the session's first of each."""
-        callspec = getattr(item, "callspec", None)
-        params = dict(callspec.params) if callspec is not None else {}
+        params = params_of(item)
         model = params.get("ckpt_model")
         ranks = params.get("ckpt_plan_ranks", run.settings.plan_ranks[0])
         models = run.settings.plan_models

@@ -57,7 +57,7 @@ class Need:
     @classmethod
     def of_item(cls, item: pytest.Item, run: Run, tests: int) -> Need:
         """Return the need of one of `tests` tests that save, from its parameters or the session's first of each."""
-        settings, params = run.settings, _params(item)
+        settings, params = run.settings, params_of(item)
         ranks = params.get("ckpt_world", settings.ranks[0])
         mesh = settings.mesh
         label = params.get("ckpt_target")
@@ -181,10 +181,10 @@ def sort_by_world(items: list[pytest.Item], settings: Settings) -> None:
     }
 
     def key(item: pytest.Item) -> list[int]:
-        params = _params(item)
+        params = params_of(item)
         return [order.index(p) if (p := params.get(name)) in order else len(order) for name, order in orders.items()]
 
-    places = [place for place, item in enumerate(items) if "ckpt_world" in _params(item)]
+    places = [place for place, item in enumerate(items) if "ckpt_world" in params_of(item)]
     for place, item in zip(places, sorted([items[place] for place in places], key=key), strict=True):
         items[place] = item
 
@@ -212,7 +212,7 @@ def is_overridden(item: Any, name: str) -> bool:
 
 def target_of(item: pytest.Item, run: Run) -> Target:
     """Return the target of a test, from its parameters or the session's first."""
-    label = _params(item).get("ckpt_target")
+    label = params_of(item).get("ckpt_target")
     return run.target(label if isinstance(label, str) else None)
 
 
@@ -314,7 +314,8 @@ def space_line(target: Target) -> str:
     return f"target {target.label} = {target.location}: {free}"
 
 
-def _params(item: pytest.Item) -> dict[str, Any]:
+def params_of(item: pytest.Item) -> dict[str, Any]:
+    """Return what a test is parametrized with, by name."""
     callspec = getattr(item, "callspec", None)
     return dict(callspec.params) if callspec is not None else {}
 

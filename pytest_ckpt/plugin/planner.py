@@ -12,7 +12,7 @@ import pytest
 from pytest_ckpt.errors import SettingError, unknown_name
 from pytest_ckpt.judge.growth import LEAST_SIZES, PlanGrowth, alike, growth_of
 from pytest_ckpt.plugin.paper import PaperNeed
-from pytest_ckpt.plugin.plan import is_overridden, tolerance_of
+from pytest_ckpt.plugin.plan import is_overridden, params_of, tolerance_of
 from pytest_ckpt.plugin.record import SaveRequest, planner_of
 from pytest_ckpt.plugin.saver import Measuring
 from pytest_ckpt.plugin.settings import EngineSpec, ModelSpec, WriterSpec, writer_spec
@@ -110,9 +110,7 @@ class Planner(Measuring):
 
     def _chooses_model(self) -> bool:
         """Return whether the test says which model: by a parameter, or a fixture of its own."""
-        callspec = getattr(self._request.node, "callspec", None)
-        params = callspec.params if callspec is not None else {}
-        return "ckpt_model" in params or is_overridden(self._request.node, "ckpt_model")
+        return "ckpt_model" in params_of(self._request.node) or is_overridden(self._request.node, "ckpt_model")
 
 
 def _check(options: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ckpt.errors import CkptError, SettingError, unknown_name
+from pytest_ckpt.errors import SettingError, unknown_name
 from pytest_ckpt.plugin import benchmark
 from pytest_ckpt.plugin.benchmark import Rows
 from pytest_ckpt.plugin.hooks import CLOCK
@@ -46,18 +46,13 @@ class Measuring:
 
     def _measured(self, name: str | None, make_request: Callable[[], SaveRequest]) -> SaveRecord:
         """Measure what `make_request` returns and add its rows, called `name`; what fails ends the test."""
-        try:
+        with self._run.outcome.telling():
             self._claim(name)
             request = make_request()
             record = self._run.measure(request)
             failures: list[str] = []
             if not benchmark.is_disabled(self._request.config):
                 record, failures = self._run.baselines.conclude(record, request.target)
-        except SettingError as error:
-            self._run.outcome.usage_errors += 1
-            raise pytest.fail.Exception(str(error), pytrace=False) from None
-        except CkptError as error:
-            raise pytest.fail.Exception(str(error), pytrace=False) from None
         if not benchmark.is_disabled(self._request.config):
             self._rows.add(record, name)
             self._run.outcome.note(self._request.node.nodeid, name, record)

@@ -19,6 +19,8 @@ from pytest_ckpt.save import torch_private
 SLICE = 1 << 18
 """Elements that are looked at at once: what the digest needs of memory is a few times their 64 bits."""
 
+_NAMED = 3
+"""So many of the things that differ are named."""
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 _MODULUS = 1 << 64
 _FIRST = 0x9E3779B97F4A7C15 - _MODULUS  # torch multiplies signed integers, modulo 2**64 all the same
@@ -52,6 +54,13 @@ def combine(parts: Sequence[Mapping[str, Any]]) -> Digests:
 def differing(saved: Digests, loaded: Digests) -> list[str]:
     """Return the keys whose values after loading are none of those that were saved; DCP stores one of the replicas."""
     return [key for key in dict.fromkeys([*saved, *loaded]) if not loaded.get(key, {-1}) <= saved.get(key, set())]
+
+
+def difference_text(names: Sequence[str], of: int, noun: str) -> str:
+    """Return the sentence that says which of so many things, in the plural, are not what was saved."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    listed = ", ".join(names[:_NAMED])
+    return f"what was loaded is not what was saved: {listed}{more} ({len(names)} of {of} {noun} differ)"
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

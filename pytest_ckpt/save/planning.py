@@ -137,6 +137,18 @@ class PlanningOfSaves:
 
 
 @contextmanager
+def collector_off() -> Iterator[None]:
+    """Keep Python's collector from going through millions of plans that all stay, again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@contextmanager
 def alone_on_a_core() -> Iterator[None]:
     """Run on the allowed core that is least busy now and with Python's collector frozen; as before afterwards.
 
@@ -146,17 +158,14 @@ def alone_on_a_core() -> Iterator[None]:
     allowed = os.sched_getaffinity(0)
     busy = psutil.cpu_percent(interval=0.2, percpu=True)
     quiet = min(allowed, key=lambda core: busy[core] if core < len(busy) else 100.0)
-    was_enabled = gc.isenabled()
     os.sched_setaffinity(0, {quiet})
     gc.collect()
     gc.freeze()
-    gc.disable()
     try:
-        yield
+        with collector_off():
+            yield
     finally:
         gc.unfreeze()
-        if was_enabled:
-            gc.enable()
         os.sched_setaffinity(0, allowed)
 
 

@@ -65,14 +65,6 @@ def end_checkpoint_process(timeout_s: float = 10.0) -> None:
     process._process_pipe.close()
 
 
-def checkpoint_process_pid() -> int | None:
-    """Return the id of DCP's background process; None while there is none."""
-    from torch.distributed.checkpoint import _async_process_executor as executor
-
-    process = executor._CHECKPOINT_PROCESS
-    return None if process is None else process._save_process.pid
-
-
 def wrapped_failures(error: BaseException) -> dict[int, tuple[BaseException, Any]]:
     """Return `{rank: (exception, stack summary)}` of a DCP `CheckpointException`, or nothing for another error."""
     from torch.distributed.checkpoint.api import CheckpointException

@@ -19,7 +19,7 @@ from pytest_ckpt.units import format_seconds
 from pytest_ckpt.world.autopsy import Raised, examine
 from pytest_ckpt.world.channel import Channel, encode
 from pytest_ckpt.world.control import BEAT_S, Hello, Pulse, PulseReader, host_numbers, own_stacks, send_quietly
-from pytest_ckpt.world.functions import reference
+from pytest_ckpt.world.functions import listed, reference
 from pytest_ckpt.world.interface import FailedRank, RankFailure
 from pytest_ckpt.world.process import GONE, process_state
 from pytest_ckpt.world.rank_thread import IDLE, RankThread
@@ -386,7 +386,7 @@ class AttachedWorld:
         arguments: dict[str, Any],
     ) -> list[Any]:
         ref = reference(function, "function")
-        command = {"function": [ref.module, ref.name, ref.file], "arguments": arguments, "call": call}
+        command = {"function": listed(ref), "arguments": arguments, "call": call}
         encode(command)  # what is no plain data is refused before any rank is told
         if self.broken is not None:
             raise WorldBroken(self.broken)

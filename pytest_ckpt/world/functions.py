@@ -9,7 +9,7 @@ import sys
 import zlib
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, overload
 
 import msgspec
 
@@ -25,6 +25,15 @@ class FunctionRef(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.module}:{self.name}"
+
+
+@overload
+def listed(ref: FunctionRef) -> list[Any]: ...
+@overload
+def listed(ref: None) -> None: ...
+def listed(ref: FunctionRef | None) -> list[Any] | None:
+    """Return the plain data from which a rank makes `ref` again: `FunctionRef(*listed)`."""
+    return None if ref is None else [ref.module, ref.name, ref.file]
 
 
 def reference(function: Callable[..., Any], what: str) -> FunctionRef:

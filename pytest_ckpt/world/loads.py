@@ -20,9 +20,6 @@ from pytest_ckpt.world.rounds import Measured, Progress, RoundsPlan, Saving, Sce
 if TYPE_CHECKING:
     from pytest_ckpt.save.digest import Digests
 
-_NAMED = 3
-"""So many of the tensors that differ are named."""
-
 
 def measure_loads(
     save_world: World,
@@ -124,12 +121,8 @@ class _LoadRun(ScenarioRun):
         return combine(self.run(commands.digest_state))
 
     def _require_equal(self, loaded: Digests) -> None:
-        from pytest_ckpt.save.digest import differing
+        from pytest_ckpt.save.digest import difference_text, differing
 
         keys = differing(self.saved, loaded)
         if keys:
-            more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
-            raise LoadDiffers(
-                f"what was loaded is not what was saved: {', '.join(keys[:_NAMED])}{more} "
-                f"({len(keys)} of {len(self.saved)} tensors differ)"
-            )
+            raise LoadDiffers(difference_text(keys, len(self.saved), "tensors"))

@@ -10,7 +10,7 @@ import msgspec
 
 from pytest_ckpt.records import Planning, RankRound, Round
 from pytest_ckpt.world import planning_commands
-from pytest_ckpt.world.functions import FunctionRef
+from pytest_ckpt.world.functions import FunctionRef, listed
 from pytest_ckpt.world.interface import World
 from pytest_ckpt.world.rounds import Measured, Progress, RoundsPlan, ScenarioRun, affordable_rounds
 
@@ -78,7 +78,7 @@ class _PlanningRun(ScenarioRun):
             state=self.setup.state,
             ranks=self.world.size,
             options=self.setup.options,
-            planner=None if ref is None else [ref.module, ref.name, ref.file],
+            planner=listed(ref),
         )
         self.logical_bytes = self.setup.state_bytes
         self.before_s = self.clock() - began

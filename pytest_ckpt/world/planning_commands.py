@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +31,7 @@ def prepare_plans(
 
     from pytest_ckpt.model.geometry import find_geometry
     from pytest_ckpt.model.recipe import find_recipe
-    from pytest_ckpt.save.planning import PlanningOfSaves
+    from pytest_ckpt.save.planning import PlanningOfSaves, collector_off
     from pytest_ckpt.save.simulated_ranks import SimulatedRanks
     from pytest_ckpt.save.torch_private import clear_plan_caches
 
@@ -47,7 +45,7 @@ def prepare_plans(
         checked = simulated.check({0, min(1, ranks - 1), ranks // 2, ranks - 1})
     folder = Path(rank.scratch) / "planned"
     folder.mkdir(exist_ok=True)
-    with rank.status.phase("make the plans of all ranks"), _collector_off():
+    with rank.status.phase("make the plans of all ranks"), collector_off():
         planning = rank.memory["planning"] = PlanningOfSaves(simulated, make_planner, folder)
     return {
         "items_per_rank": simulated.items_per_rank,
@@ -55,18 +53,6 @@ def prepare_plans(
         "derive_s": planning.derive_s,
         "checked_ranks": checked,
     }
-
-
-@contextmanager
-def _collector_off() -> Iterator[None]:
-    """Keep Python's collector from going through millions of plans that all stay; what is measured comes later."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def plan_round(rank: Rank, *, alone: bool) -> dict[str, Any]:

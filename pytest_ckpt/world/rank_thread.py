@@ -53,11 +53,6 @@ class RankThread:
         self._thread.start()
 
     @property
-    def is_busy(self) -> bool:
-        """Whether a command is running."""
-        return self.status.text() != IDLE
-
-    @property
     def owns_group(self) -> bool:
         """Whether the process group is ours, and not one that the tests had initialised."""
         return self._owns_group

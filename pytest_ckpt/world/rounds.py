@@ -18,7 +18,7 @@ from pytest_ckpt.records import Planning, Round, TrainingBeside, summarize_round
 from pytest_ckpt.target.interface import WorkFolder
 from pytest_ckpt.units import format_seconds
 from pytest_ckpt.world import commands
-from pytest_ckpt.world.functions import FunctionRef
+from pytest_ckpt.world.functions import FunctionRef, listed
 from pytest_ckpt.world.interface import RankFailure, World
 
 T = TypeVar("T")
@@ -168,12 +168,12 @@ class ScenarioRun:
             commands.prepare,
             model=self.saving.model,
             state=self.saving.state,
-            function=_listed(self.saving.function),
+            function=listed(self.saving.function),
             mode=self.saving.mode,
-            writer=_listed(self.saving.writer),
+            writer=listed(self.saving.writer),
             options=self.saving.options,
             engine=self.saving.engine,
-            engine_factory=_listed(self.saving.engine_factory),
+            engine_factory=listed(self.saving.engine_factory),
             train=self.saving.train,
             mesh=self.mesh,
             share=self.saving.share,
@@ -334,7 +334,3 @@ def affordable_rounds(wanted: int, round_s: float, max_time_s: float, save_s: fl
             "(--ckpt-max-time, --ckpt-session-time); give more time or a smaller --ckpt-model"
         )
     return count
-
-
-def _listed(ref: FunctionRef | None) -> list[Any] | None:
-    return None if ref is None else [ref.module, ref.name, ref.file]

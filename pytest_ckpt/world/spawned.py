@@ -20,7 +20,7 @@ import psutil
 from pytest_ckpt.units import format_seconds
 from pytest_ckpt.world.autopsy import Raised, examine
 from pytest_ckpt.world.channel import Channel, Listener, encode
-from pytest_ckpt.world.functions import reference
+from pytest_ckpt.world.functions import listed, reference
 from pytest_ckpt.world.process import RankProcess, take_stacks
 from pytest_ckpt.world.scratch import ScratchFolder
 from pytest_ckpt.world.status import create_status_file
@@ -85,7 +85,7 @@ class SpawnedWorld:
         """See `World.run`. The deadline is `timeout_s`, or the world's own; starting the ranks has one apart."""
         ref = reference(function, "function")
         # Before any rank is started or told: what is no plain data leaves the world as it was.
-        command = encode({"function": [ref.module, ref.name, ref.file], "arguments": arguments})
+        command = encode({"function": listed(ref), "arguments": arguments})
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         try:
             if self._context is None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -218,6 +219,30 @@ def test_stopped_rank_is_named_at_the_deadline(tmp_path: Path) -> None:
     assert result.in_target == []
 
 
+def outputs(
+    agents: Sequence[Sequence[str]], project: Project, environment: dict[str, str], *, status: int
+) -> list[str]:
+    """Return what torchrun's agents print, each a command, once all have ended with `status`."""
+    running = [
+        subprocess.Popen(
+            agent,
+            cwd=project.path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for agent in agents
+    ]
+    try:
+        outs = [agent.communicate(timeout=200)[0] for agent in running]
+    finally:
+        for agent in running:
+            agent.kill()
+    assert [agent.returncode for agent in running] == [status for _ in running], "\n".join(outs)
+    return outs
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("signal_name", "word"), [("SIGKILL", "died"), ("SIGSTOP", "is stuck")])
 def test_rank_of_another_agent_is_named_and_both_agents_end(tmp_path: Path, signal_name: str, word: str) -> None:
@@ -231,22 +256,8 @@ def test_rank_of_another_agent_is_named_and_both_agents_end(tmp_path: Path, sign
     for number in (0, 1):
         meeting = (f"--rdzv-endpoint={endpoint}", "--rdzv-backend=c10d", f"--rdzv-conf=is_host={1 - number}")
         command = (*TORCHRUN, "--nnodes=2", "--nproc-per-node=2", *meeting, "-m", "pytest", *DEFAULTS)
-        agents.append(
-            subprocess.Popen(
-                [*command, "--ckpt-timeout=6s"],
-                cwd=project.path,
-                env=project._environment(signal_name),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
-    try:
-        outs = [agent.communicate(timeout=200)[0] for agent in agents]
-    finally:
-        for agent in agents:
-            agent.kill()
-    assert [agent.returncode for agent in agents] == [1, 1], "\n".join(outs)
+        agents.append([*command, "--ckpt-timeout=6s"])
+    outs = outputs(agents, project, project._environment(signal_name), status=1)
     assert f"rank 2 {word} in phase 'save_round > save > write_data'" in outs[0]
     assert "1 failed, 1 passed" in outs[0]
     assert "test session starts" not in outs[1]
@@ -529,29 +540,19 @@ def test_one_node_of_a_slurm_job_says_so(tmp_path: Path) -> None:
 
 def run_on(hosts: tuple[Host, Host], project: Project, disks: tuple[str, str], *arguments: str) -> list[str]:
     """Run the suite under an agent on each host, whose `disk` is one of `disks`, and return what they printed."""
-    processes = []
+    agents = []
     for number, (host, disk) in enumerate(zip(hosts, disks, strict=True)):
         (project.path / disk).mkdir(exist_ok=True)
         agent = (*TORCHRUN, "--nnodes=2", "--nproc-per-node=2", f"--local-addr={host.address}", "--rdzv-id=ckpt")
         meeting = ("--rdzv-backend=c10d", f"--rdzv-endpoint={hosts[0].address}:29400")
         command = (*agent, *meeting, f"--rdzv-conf=is_host={int(number == 0)}", "-m", "pytest", *DEFAULTS, *arguments)
-        processes.append(
-            subprocess.Popen(
-                host.command(*command, mounts={project.target: project.path / disk}),
-                cwd=project.path,
-                env={**project._environment("hosts"), "GLOO_SOCKET_IFNAME": host.interface, "OMP_NUM_THREADS": "1"},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
+        agents.append(
+            [
+                *("env", f"GLOO_SOCKET_IFNAME={host.interface}", "OMP_NUM_THREADS=1"),
+                *host.command(*command, mounts={project.target: project.path / disk}),
+            ]
         )
-    try:
-        outs = [process.communicate(timeout=200)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(outs)
-    return outs
+    return outputs(agents, project, project._environment("hosts"), status=0)
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from pytest_ckpt.save.writers import file_system_writer
 from pytest_ckpt.world import commands
-from pytest_ckpt.world.functions import reference
+from pytest_ckpt.world.functions import listed, reference
 from pytest_ckpt.world.spawned import SpawnedWorld
 
 
@@ -50,7 +50,7 @@ def test_checksums_are_there_as_the_option_says_in_every_thread(
         state="weights-bf16",
         function=None,
         mode=mode,
-        writer=[ref.module, ref.name, ref.file],
+        writer=listed(ref),
         options=options,
     )
     for number in range(2):

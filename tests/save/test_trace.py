@@ -28,7 +28,7 @@ from pytest_ckpt.measure.spans import Event, Item, RankTrace, Span, Sync, timeli
 from pytest_ckpt.measure.traced import with_phases
 from pytest_ckpt.records import Round, summarize_round
 from pytest_ckpt.world import commands
-from pytest_ckpt.world.functions import reference
+from pytest_ckpt.world.functions import listed, reference
 from pytest_ckpt.world.spawned import SpawnedWorld
 
 TENSORS = 12
@@ -222,7 +222,7 @@ def world() -> Iterator[SpawnedWorld]:
 def save(world: SpawnedWorld, location: Path, writer: Any, model: Any = tensors, mode: str = "sync") -> Saved:
     def plain(function: Any) -> list[Any]:
         ref = reference(function, "function")
-        return [ref.module, ref.name, ref.file]
+        return listed(ref)
 
     given: dict[str, Any] = {
         "model": "own",

@@ -25,7 +25,7 @@ from pytest_ckpt.target.path import open_target
 from pytest_ckpt.target.spec import TargetSpec
 from pytest_ckpt.world import commands
 from pytest_ckpt.world.context import Rank
-from pytest_ckpt.world.functions import reference
+from pytest_ckpt.world.functions import listed, reference
 from pytest_ckpt.world.spawned import SpawnedWorld
 
 from .bare_save import ANSWER
@@ -66,7 +66,7 @@ class Side(Protocol):
 def default_writer() -> list[Any]:
     """Return the reference of FileSystemWriter's factory, as commands take it."""
     ref = reference(file_system_writer, "writer")
-    return [ref.module, ref.name, ref.file]
+    return listed(ref)
 
 
 def process_id(rank: Rank) -> dict[str, int]:

@@ -12,7 +12,7 @@ from pytest_ckpt.target.interface import WorkFolder
 from pytest_ckpt.target.path import open_target
 from pytest_ckpt.target.spec import TargetSpec
 from pytest_ckpt.world import commands
-from pytest_ckpt.world.functions import reference
+from pytest_ckpt.world.functions import listed, reference
 from pytest_ckpt.world.spawned import SpawnedWorld
 
 from .pairs import against_limit, few_pairs, ratio
@@ -79,7 +79,7 @@ def save(world: SpawnedWorld, folder: WorkFolder, state: str, mode: str, *, trac
     """Save once, delete it again, and return the seconds of the save and of the tracing in it."""
     world.run(collect_garbage)
     ref = reference(STATES[state], "state")
-    own = [ref.module, ref.name, ref.file]
+    own = listed(ref)
     world.run(commands.prepare, model="own", state="user", function=own, mode=mode, writer=default_writer())
     location = folder.new_round(mode)
     replies = world.run(

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from pytest_ckpt.world import commands
-from pytest_ckpt.world.functions import reference
+from pytest_ckpt.world.functions import listed, reference
 from pytest_ckpt.world.interface import RankFailure
 from pytest_ckpt.world.spawned import SpawnedWorld
 
@@ -82,7 +82,7 @@ def _lives(process: psutil.Process) -> bool:
 
 def named(function: Callable[..., Any]) -> list[Any]:
     ref = reference(function, "function")
-    return [ref.module, ref.name, ref.file]
+    return listed(ref)
 
 
 def ready(world: SpawnedWorld, model: Callable[..., Any]) -> list[Any]:

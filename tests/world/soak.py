@@ -20,7 +20,7 @@ from pytest_ckpt.save.modes import MODES, why_unavailable
 from pytest_ckpt.save.writers import file_system_writer
 from pytest_ckpt.world import commands
 from pytest_ckpt.world.context import Rank
-from pytest_ckpt.world.functions import reference
+from pytest_ckpt.world.functions import listed, reference
 from pytest_ckpt.world.spawned import SpawnedWorld
 
 MODEL = "llama3-tiny"
@@ -111,7 +111,7 @@ def growth(found: dict[str, Any]) -> dict[str, int]:
 
 def _listed() -> list[Any]:
     ref = reference(file_system_writer, "writer")
-    return [ref.module, ref.name, ref.file]
+    return listed(ref)
 
 
 def _segments(pid: int) -> int:
