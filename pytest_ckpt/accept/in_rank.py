@@ -37,7 +37,6 @@ def open_trial(rank: Rank, *, setup: dict[str, Any]) -> dict[str, Any]:
     return {
         "pid": os.getpid(),
         "methods": {name: _defined_in(writer, name) for name in ("write_data", "finish", "stage")} if writer else {},
-        "writer": type(writer).__name__ if writer else None,
     }
 
 
@@ -57,8 +56,7 @@ def save(
 
     A state of the same `spec` that this rank holds is changed in place, as training does. With `then_step`, it is
     changed to that step as soon as the save allows it, and then the file `fault["go"]` is made. `caught`: an error
-    comes back as text. `audited`: an `Audit` of this
-    rank's syncs comes back too.
+    comes back as text. `audited`: an `Audit` of this rank's syncs comes back too.
     """
     engine = _opened(rank, setup)
     planned = msgspec.convert(spec, DictSpec)
@@ -75,6 +73,7 @@ def save(
         began = time.monotonic()
         with audit(location) if audited else nullcontext() as noted:
             _save(rank, engine, state, planned, then_step, planted)
+            seconds = time.monotonic() - began
     except _errors() as error:
         if not caught:
             raise
@@ -83,14 +82,11 @@ def save(
     finally:
         unplant(engine)
     del rank.memory["location"]
-    seconds = time.monotonic() - began
     return {**reply, "seconds": seconds, "audit": None if noted is None else msgspec.to_builtins(noted.result())}
 
 
-def load(
-    rank: Rank, *, setup: dict[str, Any], spec: dict[str, Any], location: str, caught: bool = False
-) -> dict[str, Any]:
-    """Load `location` into a fresh state of `spec` that was wiped, and return what that holds then."""
+def load(rank: Rank, *, setup: dict[str, Any], spec: dict[str, Any], location: str) -> dict[str, Any]:
+    """Load `location` into a fresh state of `spec` that was wiped, and return what that holds then, and any error."""
     engine = _opened(rank, setup)
     rank.memory.pop("state", None)
     state = states.build(msgspec.convert(spec, DictSpec), rank.mesh, rank.device)
@@ -99,8 +95,6 @@ def load(
         with rank.status.phase("load"):
             engine.load(state, location)
     except _errors() as error:
-        if not caught:
-            raise
         return {**_content(state), "error": _described(error)}
     return _content(state)
 

@@ -286,7 +286,7 @@ class Trial:
 
     def load(self, spec: DictSpec, location: str, *, world: World | None = None) -> Content:
         """Load `location` into a wiped state of `spec`, on this trial's world or another, and return what it holds."""
-        replies = self.run(in_rank.load, world=world, spec=msgspec.to_builtins(spec), location=location, caught=True)
+        replies = self.run(in_rank.load, world=world, spec=msgspec.to_builtins(spec), location=location)
         require_no_error(replies, "in the load: ")
         return Content(replies)
 
