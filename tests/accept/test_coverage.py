@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import time
+import math
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ckpt.accept.coverage import find_flaw
+
+from ..scaling import growth_exponent
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -56,29 +58,43 @@ def test_with_many_dimensions_cut_the_same_is_found(tensor: tuple[tuple[int, ...
     assert (found and found.kind) == (flaw and flaw.kind)
 
 
-def test_the_chunks_of_a_thousand_ranks_take_no_time() -> None:
-    rows = [((row * 4, 0), (4, 4096)) for row in range(1024)]
-    grid = [((row * 128, column * 128), (128, 128)) for row in range(32) for column in range(32)]
-    columns = [((0, column * 4), (4096, 4)) for column in range(1024)]
-    began = time.monotonic()
-    for chunks in (rows, grid, columns):
-        assert find_flaw((4096, 4096), chunks) is None
-    assert time.monotonic() - began < 1
+def meshes(ranks: int) -> list[list[Box]]:
+    """The chunks of a square tensor in rows, in columns and in a grid, as `ranks` ranks have them."""
+    whole, side = 4 * ranks, math.isqrt(ranks)
+    width = whole // side
+    return [
+        [((row * 4, 0), (4, whole)) for row in range(ranks)],
+        [((0, column * 4), (whole, 4)) for column in range(ranks)],
+        [((row * width, column * width), (width, width)) for row in range(side) for column in range(side)],
+    ]
 
 
-def test_a_list_of_chunks_that_is_made_to_take_long_takes_no_time() -> None:
-    whole = 6000
+def test_the_chunks_of_many_ranks_take_a_time_that_grows_with_their_number() -> None:
+    def check(every: list[list[Box]]) -> None:
+        whole = every[0][0][1][1]
+        assert [find_flaw((whole, whole), chunks) for chunks in every] == [None] * 3
+
+    assert growth_exponent(meshes, check, 1024, 16384) < 1.5
+
+
+def ladders(whole: int) -> list[tuple[tuple[int, int], list[Box]]]:
+    """Tensors with chunks that are as long as they are many, which comparing each with each other would take."""
     columns = [((i, i), (whole - i, 1)) for i in range(whole)]
     rows = [((i, i + 1), (1, whole - i - 1)) for i in range(whole)]
     twice = [*columns, *(((i, whole + i + 1), (1, whole - i - 1)) for i in range(whole))]
     doubled = [((0, i), (whole, 2)) for i in range(whole - 1)] + [((i, 0), (1, whole)) for i in range(whole)]
-    began = time.process_time()
-    found = [
-        find_flaw((whole, whole), columns),
-        find_flaw((whole, whole), columns + rows),
-        find_flaw((whole, whole), columns + rows[1:] + columns[:1]),
-        find_flaw((whole, 2 * whole), twice),
-        find_flaw((whole, whole), doubled),
+    return [
+        ((whole, whole), columns),
+        ((whole, whole), columns + rows),
+        ((whole, whole), columns + rows[1:] + columns[:1]),
+        ((whole, 2 * whole), twice),
+        ((whole, whole), doubled),
     ]
-    assert [flaw and flaw.kind for flaw in found] == ["hole", None, "hole", "hole", "overlap"]
-    assert time.process_time() - began < 3
+
+
+def test_a_list_of_chunks_that_is_made_to_take_long_takes_a_time_that_grows_with_its_length() -> None:
+    def check(every: list[tuple[tuple[int, int], list[Box]]]) -> None:
+        found = [find_flaw(size, chunks) for size, chunks in every]
+        assert [flaw and flaw.kind for flaw in found] == ["hole", None, "hole", "hole", "overlap"]
+
+    assert growth_exponent(ladders, check, 750, 6000) < 1.5

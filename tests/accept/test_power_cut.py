@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -121,12 +120,10 @@ def test_save_over_a_checkpoint_has_lost_both_in_a_power_cut(world: SpawnedWorld
     )
 
 
-def test_cut_is_quick_and_of_one_moment(power: PowerCut) -> None:
+def test_cut_is_of_one_moment(power: PowerCut) -> None:
     """What is written after the cut is not in it, and what was cut before stays as it was."""
     make_durable(power.location)
-    began = time.monotonic()
     first = power.cut()
-    assert time.monotonic() - began < 2
     Path(power.location, "later").write_bytes(b"x" * 100)
     make_durable(power.location)
     assert Path(power.cut(), "later").read_bytes() == b"x" * 100
