@@ -13,7 +13,7 @@ from pytest_ckpt.accept.known import KNOWN
 from pytest_ckpt.accept.trial import NotApplicable, Trial
 from pytest_ckpt.plugin import benchmark
 from pytest_ckpt.plugin.plan import params_of
-from pytest_ckpt.plugin.settings import WriterSpec
+from pytest_ckpt.plugin.specs import WriterSpec
 from pytest_ckpt.records import PromiseResult
 from pytest_ckpt.report.promises import promise_lines
 from pytest_ckpt.save.modes import why_unavailable

@@ -18,11 +18,11 @@ from pytest_ckpt.plugin.follow import Follow
 from pytest_ckpt.plugin.joint import COLLECTION, collection_difference
 from pytest_ckpt.plugin.lead import Lead
 from pytest_ckpt.plugin.settings import Settings
-from pytest_ckpt.world.attached import Outcome
 from pytest_ckpt.world.control import CannotMeet, Hello
 from pytest_ckpt.world.follower import Follower
 from pytest_ckpt.world.job import Job
 from pytest_ckpt.world.meeting import meet
+from pytest_ckpt.world.members import Outcome
 
 _END_S = 20.0
 """Rank 0 waits so long for the others at the end; torchrun gives 30 s to ranks that it ends."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pytest_ckpt.plugin.follow import Follow
     from pytest_ckpt.plugin.planner import Planner
     from pytest_ckpt.plugin.run import Run
-    from pytest_ckpt.plugin.settings import ModelSpec, WriterSpec
+    from pytest_ckpt.plugin.specs import ModelSpec, WriterSpec
     from pytest_ckpt.records import SaveRecord
     from pytest_ckpt.target.interface import Target
     from pytest_ckpt.world.interface import World

@@ -16,9 +16,9 @@ from pytest_ckpt.records import from_plain
 from pytest_ckpt.target.interface import Target
 from pytest_ckpt.target.path import open_target
 from pytest_ckpt.target.spec import TargetSpec
-from pytest_ckpt.world.attached import Outcome
 from pytest_ckpt.world.follower import Diverged, Follower, SessionEnded, TakenAlong
 from pytest_ckpt.world.job import Job
+from pytest_ckpt.world.members import Outcome
 from pytest_ckpt.world.spread import close_twins
 
 _WAIT_FOR_RANK_0_S = 600.0

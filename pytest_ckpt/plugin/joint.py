@@ -13,9 +13,10 @@ import pytest
 from pytest_ckpt import errors
 from pytest_ckpt.errors import CkptError
 from pytest_ckpt.units import count
-from pytest_ckpt.world.attached import LeftTheCall, Outcome
+from pytest_ckpt.world.attached import LeftTheCall
 from pytest_ckpt.world.control import Hello
 from pytest_ckpt.world.interface import FailedRank, RankFailure
+from pytest_ckpt.world.members import Outcome
 
 COLLECTION = "the collection of tests"
 _TAKEN = "_ckpt_taken_along"

@@ -15,9 +15,10 @@ from pytest_ckpt.plugin.settings import default_root
 from pytest_ckpt.plugin.together import Together, refuse_paper
 from pytest_ckpt.records import SaveRecord, to_plain
 from pytest_ckpt.units import count
-from pytest_ckpt.world.attached import AttachedWorld, Outcome
+from pytest_ckpt.world.attached import AttachedWorld
 from pytest_ckpt.world.body_watch import BodyWatch
 from pytest_ckpt.world.job import Job
+from pytest_ckpt.world.members import Outcome
 
 _LOST_S = 2.0
 """A rank that has died is seen within that."""

@@ -12,7 +12,7 @@ from pytest_ckpt.measure.devices import cuda_device_count
 from pytest_ckpt.plugin.plan import refuse_share, tolerance_of
 from pytest_ckpt.plugin.record import SaveRequest
 from pytest_ckpt.plugin.saver import Measuring
-from pytest_ckpt.plugin.settings import ModelSpec, WriterSpec
+from pytest_ckpt.plugin.specs import ModelSpec, WriterSpec
 from pytest_ckpt.records import SaveRecord
 from pytest_ckpt.target.interface import Target
 from pytest_ckpt.world.interface import World

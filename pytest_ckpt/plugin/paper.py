@@ -12,7 +12,8 @@ from pytest_ckpt.errors import CannotFit, SettingError
 from pytest_ckpt.measure.memory import available_memory_bytes
 from pytest_ckpt.model.geometry import find_geometry
 from pytest_ckpt.plugin.plan import params_of
-from pytest_ckpt.plugin.settings import ModelSpec, Settings
+from pytest_ckpt.plugin.settings import Settings
+from pytest_ckpt.plugin.specs import ModelSpec
 from pytest_ckpt.units import format_bytes
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from pytest_ckpt.measure.memory import available_memory_bytes
 from pytest_ckpt.model.budget import parse_tokens, training_bytes, why_untrainable
 from pytest_ckpt.model.geometry import find_geometry
 from pytest_ckpt.model.share import Share
-from pytest_ckpt.plugin import benchmark
-from pytest_ckpt.plugin.settings import ModelSpec, Settings, parse_tolerance
+from pytest_ckpt.plugin import benchmark, values
+from pytest_ckpt.plugin.settings import Settings
+from pytest_ckpt.plugin.specs import ModelSpec
 from pytest_ckpt.save.engines import DEFAULT_ENGINE
 from pytest_ckpt.save.writers import DEFAULT_WRITER
 from pytest_ckpt.target.interface import Target
@@ -199,7 +200,7 @@ def tolerance_of(item: pytest.Item, settings: Settings) -> float:
                 f"{unknown[0]} (from {source}) is not known there; write pytest.mark.ckpt(tolerance='5%')"
             )
         if "tolerance" in mark.kwargs:
-            return parse_tolerance(mark.kwargs["tolerance"], source)
+            return values.tolerance(mark.kwargs["tolerance"], source)
     return settings.tolerance
 
 

@@ -15,7 +15,7 @@ from pytest_ckpt.plugin.paper import PaperNeed
 from pytest_ckpt.plugin.plan import is_overridden, params_of, tolerance_of
 from pytest_ckpt.plugin.record import SaveRequest, planner_of
 from pytest_ckpt.plugin.saver import Measuring
-from pytest_ckpt.plugin.settings import EngineSpec, ModelSpec, WriterSpec, writer_spec
+from pytest_ckpt.plugin.specs import EngineSpec, ModelSpec, WriterSpec, writer_spec
 from pytest_ckpt.records import PLAN, SaveRecord
 from pytest_ckpt.save.engines import DEFAULT_ENGINE
 from pytest_ckpt.save.options import OPTIONS

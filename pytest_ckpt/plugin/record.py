@@ -15,7 +15,7 @@ import psutil
 import pytest_ckpt
 from pytest_ckpt.judge import findings
 from pytest_ckpt.judge.bounds import efficiency
-from pytest_ckpt.plugin.settings import EngineSpec, ModelSpec, WriterSpec
+from pytest_ckpt.plugin.specs import EngineSpec, ModelSpec, WriterSpec
 from pytest_ckpt.plugin.survey import Survey, bounds_of
 from pytest_ckpt.records import Environment, Hardware, SaveRecord, Scenario, TargetRecord
 from pytest_ckpt.target.interface import Target

@@ -24,7 +24,8 @@ from pytest_ckpt.plugin.interrupts import end_ignoring, ending_signals_interrupt
 from pytest_ckpt.plugin.lead import Lead, LeadingWorld
 from pytest_ckpt.plugin.outcome import Outcome
 from pytest_ckpt.plugin.record import Origin, SaveRequest, make_record, scenario_of
-from pytest_ckpt.plugin.settings import Settings, default_root, require_importable
+from pytest_ckpt.plugin.settings import Settings, default_root
+from pytest_ckpt.plugin.specs import require_importable
 from pytest_ckpt.plugin.survey import SURVEY_BYTES, Survey, prediction_lines
 from pytest_ckpt.plugin.terminal import TerminalProgress
 from pytest_ckpt.records import PLAN, SaveRecord

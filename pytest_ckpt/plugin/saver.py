@@ -16,7 +16,7 @@ from pytest_ckpt.plugin.item_verdicts import note_verdicts
 from pytest_ckpt.plugin.plan import tolerance_of
 from pytest_ckpt.plugin.record import SaveRequest
 from pytest_ckpt.plugin.run import Run
-from pytest_ckpt.plugin.settings import (
+from pytest_ckpt.plugin.specs import (
     EngineSpec,
     ModelSpec,
     WriterSpec,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,21 +14,29 @@ import pytest
 
 from pytest_ckpt.errors import CannotFit, SettingError, unknown_name
 from pytest_ckpt.measure.devices import cuda_device_count, cuda_memory_bytes
-from pytest_ckpt.measure.hardware_id import check_id
 from pytest_ckpt.measure.memory import available_memory_bytes
-from pytest_ckpt.model.budget import parse_tokens
-from pytest_ckpt.model.geometry import GEOMETRIES, find_geometry
+from pytest_ckpt.model.geometry import GEOMETRIES
 from pytest_ckpt.model.recipe import Recipe, find_recipe, state_bytes
-from pytest_ckpt.model.share import Share, parse_share, share_bytes
+from pytest_ckpt.model.share import Share, parse_share
+from pytest_ckpt.plugin import values
 from pytest_ckpt.plugin.options import given_values
-from pytest_ckpt.records import options_text
-from pytest_ckpt.save.engines import DEFAULT_ENGINE, ENGINES, require_engine
+from pytest_ckpt.plugin.specs import (
+    EngineSpec,
+    ModelSpec,
+    WriterSpec,
+    engine_spec,
+    model_spec,
+    require_ranks_of_share,
+    require_share_possible,
+    require_tensors_alone,
+    writer_spec,
+)
+from pytest_ckpt.save.engines import DEFAULT_ENGINE
 from pytest_ckpt.save.modes import DEFAULT_MODES, MODES
-from pytest_ckpt.save.options import HUGGING_FACE, Chosen, parse_matrix
-from pytest_ckpt.save.writers import DEFAULT_WRITER, WRITERS
+from pytest_ckpt.save.options import HUGGING_FACE, parse_matrix
+from pytest_ckpt.save.writers import DEFAULT_WRITER
 from pytest_ckpt.target.spec import TargetSpec, parse_targets
-from pytest_ckpt.units import parse_bytes, parse_seconds
-from pytest_ckpt.world.functions import FunctionRef, parse_reference, reference
+from pytest_ckpt.world.functions import FunctionRef, parse_reference
 from pytest_ckpt.world.job import Job, find_job
 from pytest_ckpt.world.mesh import MeshShape, parse_mesh
 
@@ -44,52 +51,6 @@ _PLAN_MODEL = "llama3-8b"
 _DEFAULT = "default"
 _PINNING = "cache_staged_state_dict"
 """The writer's option whose staged memory DCP pins."""
-_TRAIN = {"cpu": "1x64", "cuda": "1x2048"}
-"""What `--ckpt-train on` means: tokens of a rank in a step."""
-_SHARE = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(%?)\s*")
-
-
-@dataclass(frozen=True)
-class ModelSpec:
-    """A model by name: a known geometry, or a user's function that returns a state dict."""
-
-    name: str
-    recipe: Recipe
-    function: FunctionRef | None = None
-    share: Share | None = None
-    """What part of a bigger job is held and saved; None: all of it."""
-
-    @property
-    def state_bytes(self) -> int | None:
-        """Bytes of the tensors that are saved; None for a user's function, whose state is not known before it runs."""
-        if self.function or self.share is None:
-            return self.whole_bytes
-        return share_bytes(find_geometry(self.name, "ckpt_model"), self.recipe, self.share)
-
-    @property
-    def whole_bytes(self) -> int | None:
-        """Bytes of the whole state, of which a share is only a part; None for a user's function."""
-        return None if self.function else state_bytes(find_geometry(self.name, "ckpt_model"), self.recipe)
-
-    @property
-    def parameters(self) -> int | None:
-        """Unique parameters; None for a user's function."""
-        return None if self.function else find_geometry(self.name, "ckpt_model").parameter_count
-
-
-@dataclass(frozen=True)
-class WriterSpec:
-    """A factory of storage writers, by the name that the result file holds."""
-
-    name: str
-    factory: FunctionRef
-    options: Chosen = ()
-    """What differs from the defaults."""
-
-    @property
-    def label(self) -> str:
-        """What differs, as part of a test's id; empty: nothing does."""
-        return options_text(dict(self.options))
 
 
 @dataclass(frozen=True)
@@ -102,15 +63,6 @@ class Preset:
 
 _PRESETS = {"torchtitan": Preset(modes=("sync", "async", "async-pinned"), state="fp32-adamw")}
 """torchtitan's async_mode: disabled, async, async_with_pinned_mem; each save by a FileSystemWriter as DCP makes it."""
-
-
-@dataclass(frozen=True)
-class EngineSpec:
-    """What saves, by the name that the result file holds."""
-
-    name: str
-    factory: FunctionRef | None = None
-    """A user's own."""
 
 
 @dataclass(frozen=True)
@@ -200,32 +152,32 @@ class _Reader:
             ranks=self._ranks(device, mesh, share),
             mesh=mesh,
             share=share,
-            plan_ranks=tuple(dict.fromkeys(self._many("plan-ranks", _positive)))
+            plan_ranks=tuple(dict.fromkeys(self._many("plan-ranks", values.positive)))
             or self._defaulted("plan-ranks", _PLAN_RANKS),
             device=device,
-            modes=tuple(dict.fromkeys(self._many("mode", _mode)))
+            modes=tuple(dict.fromkeys(self._many("mode", values.one_of("mode", MODES))))
             or self._defaulted("mode", preset.modes if preset else DEFAULT_MODES),
             engine=engine,
             writers=self._writers(engine.name, recipe),
-            train=self._one("train", _train_on(device), "off"),
-            overlap=self._one("overlap", _on_or_off, "off"),
-            rounds=self._one("rounds", _positive, "5"),
-            max_time_s=self._one("max-time", _seconds, "15m"),
-            session_time_s=self._one("session-time", _seconds, "") or None,
-            timeout_s=self._one("timeout", _seconds, "30m"),
-            keep=self._one("keep", _keep, "none"),
-            probe_bytes=self._one("probe", _probe_bytes, "2GiB"),
-            survey=self._one("survey", _on_or_off, "off"),
+            train=self._one("train", values.train_on(device), "off"),
+            overlap=self._one("overlap", values.on_or_off, "off"),
+            rounds=self._one("rounds", values.positive, "5"),
+            max_time_s=self._one("max-time", values.seconds, "15m"),
+            session_time_s=self._one("session-time", values.seconds, "") or None,
+            timeout_s=self._one("timeout", values.seconds, "30m"),
+            keep=self._one("keep", values.one_of("value of --ckpt-keep", _KEEPS), "none"),
+            probe_bytes=self._one("probe", values.probe_bytes, "2GiB"),
+            survey=self._one("survey", values.on_or_off, "off"),
             trace_file=self._one("trace", lambda text, source: text, "") or None,
-            baseline=self._one("baseline", _baseline, "check"),
+            baseline=self._one("baseline", values.one_of("value of --ckpt-baseline", _BASELINES), "check"),
             baseline_folder=self._baseline_folder(),
-            baseline_force=self._one("baseline-force", _on_or_off, "off"),
-            tolerance=self._one("tolerance", parse_tolerance, "10%"),
-            fail_on=self._one("fail-on", _fail_on, ""),
-            grace_s=self._one("grace", _seconds, "30s"),
-            examples=self._one("examples", _positive, "20"),
-            hardware=dict(self._many("hardware", _labelled_id)),
-            expected_hardware=dict(self._many("expect-hardware", _labelled_id)),
+            baseline_force=self._one("baseline-force", values.on_or_off, "off"),
+            tolerance=self._one("tolerance", values.tolerance, "10%"),
+            fail_on=self._one("fail-on", values.some_of("outcome", _FAIL_ON), ""),
+            grace_s=self._one("grace", values.seconds, "30s"),
+            examples=self._one("examples", values.positive, "20"),
+            hardware=dict(self._many("hardware", values.labelled_id)),
+            expected_hardware=dict(self._many("expect-hardware", values.labelled_id)),
             references=tuple(
                 (parse_reference(text, source), source)
                 for name in ("model", "writer", "engine")
@@ -277,7 +229,7 @@ class _Reader:
         return value
 
     def _writers(self, engine: str, recipe: Recipe) -> tuple[WriterSpec, ...]:
-        plain = self._one("writer", _writer, DEFAULT_WRITER)
+        plain = self._one("writer", writer_spec, DEFAULT_WRITER)
         choices = parse_matrix(given_values(self._config, "writer-opt"), plain.name, engine)
         require_tensors_alone(plain.name, recipe)
         if any(dict(options).get(_PINNING) for options in choices) and self._device() == "cpu":
@@ -322,7 +274,7 @@ class _Reader:
 
     def _possible_ranks(self, device: str, layout: tuple[str, int] | None) -> tuple[int, ...]:
         """Return the ranks that were asked for; `layout` is an option that names a number, for where none were."""
-        ranks = tuple(dict.fromkeys(self._many("ranks", _positive)))
+        ranks = tuple(dict.fromkeys(self._many("ranks", values.positive)))
         sources = [source for _, source in given_values(self._config, "ranks")]
         gpus = cuda_device_count() if device == "cuda" else None
         job = find_job(os.environ)
@@ -376,42 +328,10 @@ class _Reader:
         raise CannotFit(f"no llama3 model fits the {room} bytes of device and host memory; give --ckpt-model")
 
 
-def require_ranks_of_share(share: Share | None, ranks: int, source: str) -> None:
-    """Raise `SettingError` naming `source` where a share is not that of so many `ranks`."""
-    if share is not None and share.count != ranks:
-        raise SettingError(
-            f"share {share} (from {source}) is that of {share.count} ranks and this world has {ranks}; write "
-            f"--ckpt-ranks={share.count}, or --ckpt-share={ranks}/{share.of}"
-        )
-
-
-def require_share_possible(model: ModelSpec, engine: EngineSpec, train: str | None) -> None:
-    """Raise `SettingError` where the model's share, if it has one, cannot be made or saved."""
-    if model.share is None:
-        return
-    given = f"--ckpt-share={model.share}"
-    if model.function is not None:
-        raise SettingError(
-            f"{given} needs a model whose shards are known, and {model.name} is your own; choose one of the "
-            "geometries, or leave the option out"
-        )
-    if engine.name != DEFAULT_ENGINE:
-        raise SettingError(
-            f"{given} is saved by DCP with a planner of ours, and engine {engine.name} has no planners; write "
-            f"--ckpt-engine={DEFAULT_ENGINE}, or leave the option out"
-        )
-    if train is not None:
-        raise SettingError(
-            f"{given} and --ckpt-train={train} do not go together: a share is plain chunks of tensors, with which "
-            "nothing can be trained; leave one of them out"
-        )
-
-
-def model_spec(text: str, source: str, recipe: Recipe) -> ModelSpec:
-    """Return the model that `text` names; `SettingError` lists the known ones, nearest first."""
-    if ":" in text:
-        return ModelSpec(text.replace(":", "."), recipe, parse_reference(text, source))
-    return ModelSpec(find_geometry(text, source).name, recipe)
+def _preset(text: str, source: str) -> Preset | None:
+    if text and text not in _PRESETS:
+        raise unknown_name("preset", text, _PRESETS, source)
+    return _PRESETS.get(text)
 
 
 def of_label(ids: dict[str | None, str], label: str) -> str | None:
@@ -422,142 +342,3 @@ def of_label(ids: dict[str | None, str], label: str) -> str | None:
 def default_root() -> str:
     """Return the folder below which pytest makes its temporary ones, where the default target lies; made by no one."""
     return os.environ.get("PYTEST_DEBUG_TEMPROOT") or tempfile.gettempdir()
-
-
-def require_importable(ref: FunctionRef, source: str) -> None:
-    """Raise `SettingError` where the ranks cannot find the package of `ref`; the package itself is not imported."""
-    package = ref.module.partition(".")[0]
-    if importlib.util.find_spec(package) is None:
-        raise SettingError(
-            f"{str(ref)!r} (from {source}) cannot be imported: there is no module {package!r}; write the name of one "
-            "that is installed, or lies beside the tests or in PYTHONPATH"
-        )
-
-
-def writer_spec(text: str, source: str) -> WriterSpec:
-    """Return the writer that `text` names; `SettingError` lists the known ones, nearest first."""
-    if ":" in text:
-        return WriterSpec(text, parse_reference(text, source))
-    if text not in WRITERS:
-        raise unknown_name("writer", text, WRITERS, f"{source}, which takes package.module:function too")
-    return WriterSpec(text, reference(WRITERS[text], "writer"))
-
-
-def _mode(text: str, source: str) -> str:
-    if text not in MODES:
-        raise unknown_name("mode", text, MODES, source)
-    return text
-
-
-def _probe_bytes(text: str, source: str) -> int:
-    if text == "off":
-        return 0
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise SettingError(f"{error}, or off (from {source})") from error
-
-
-def _on_or_off(text: str, source: str) -> bool:
-    if text not in ("on", "off"):
-        raise unknown_name("value of a switch", text, ("on", "off"), source)
-    return text == "on"
-
-
-def require_tensors_alone(writer: str, recipe: Recipe) -> None:
-    """Raise `SettingError` where `writer` takes tensors alone, and the state has an optimizer's other values too."""
-    if writer == HUGGING_FACE and recipe.optimizer_tensors:
-        raise SettingError(
-            f"writer {writer} takes tensors alone, and {recipe.name} has an optimizer's settings too; "
-            "write --ckpt-state=weights-bf16"
-        )
-
-
-def engine_spec(text: str, source: str) -> EngineSpec:
-    """Return the engine that `text` names; `SettingError` where there is none, or it is not installed."""
-    if ":" in text:
-        return EngineSpec(text, parse_reference(text, source))
-    if text not in ENGINES:
-        raise unknown_name("engine", text, ENGINES, f"{source}, which takes package.module:factory too")
-    require_engine(text)
-    return EngineSpec(text)
-
-
-def _train_on(device: str) -> Callable[[str, str], str | None]:
-    def parse(text: str, source: str) -> str | None:
-        if text == "off":
-            return None
-        if text == "on":
-            return _TRAIN[device]
-        try:
-            return str(parse_tokens(text, source))
-        except SettingError as error:
-            raise SettingError(f"{error}; or on, or off") from None
-
-    return parse
-
-
-def parse_tolerance(text: object, source: str) -> float:
-    """Return the share that `text` names (`10%`, `0.1`); `SettingError` where it is not between 0 and 1."""
-    match = _SHARE.fullmatch(str(text))
-    share = round(float(match[1]) / (100 if match[2] else 1), 12) if match else 0.0
-    if not 0 < share < 1:
-        raise SettingError(
-            f"tolerance {str(text)!r} (from {source}) is no share between 0 and 100 %; write it as 10% or 0.1"
-        )
-    return share
-
-
-def _baseline(text: str, source: str) -> str:
-    if text not in _BASELINES:
-        raise unknown_name("value of --ckpt-baseline", text, _BASELINES, source)
-    return text
-
-
-def _fail_on(text: str, source: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    for name in names:
-        if name not in _FAIL_ON:
-            raise unknown_name("outcome", name, _FAIL_ON, source)
-    return names
-
-
-def _labelled_id(text: str, source: str) -> tuple[str | None, str]:
-    label, equals, name = text.rpartition("=")
-    return (label if equals else None), check_id(name, source)
-
-
-def _preset(text: str, source: str) -> Preset | None:
-    if text and text not in _PRESETS:
-        raise unknown_name("preset", text, _PRESETS, source)
-    return _PRESETS.get(text)
-
-
-def _keep(text: str, source: str) -> str:
-    if text not in _KEEPS:
-        raise unknown_name("value of --ckpt-keep", text, _KEEPS, source)
-    return text
-
-
-def _writer(text: str, source: str) -> WriterSpec:
-    return writer_spec(text, source)
-
-
-def _positive(text: str, source: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        several = f"; several values: {source} once for each" if "," in text else "; write 1, 2, 4 ..."
-        raise SettingError(f"{text!r} (from {source}) is no whole number above zero{several}")
-    return number
-
-
-def _seconds(text: str, source: str) -> float:
-    if not text:
-        return 0.0
-    try:
-        return parse_seconds(text)
-    except ValueError as error:
-        raise SettingError(f"{error} (from {source})") from error

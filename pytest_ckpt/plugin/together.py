@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pytest_ckpt.plugin.joint import outcome_of
-from pytest_ckpt.world.attached import Outcome
 from pytest_ckpt.world.follower import SessionEnded
 from pytest_ckpt.world.job import Job
+from pytest_ckpt.world.members import Outcome
 
 
 class Together:

@@ -11,9 +11,9 @@ import msgspec
 
 from pytest_ckpt.errors import CkptError
 from pytest_ckpt.units import format_seconds
-from pytest_ckpt.world.attached import Outcome
 from pytest_ckpt.world.channel import Channel
 from pytest_ckpt.world.control import Heart, send_quietly
+from pytest_ckpt.world.members import Outcome
 from pytest_ckpt.world.rank_thread import IDLE, RankThread
 
 _POLL_S = 1.0

@@ -14,6 +14,7 @@ from pytest_ckpt.accept.coverage import find_flaw
 from ..scaling import growth_exponent
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
+Ladder = tuple[tuple[int, int], list[tuple[tuple[int, int], tuple[int, int]]]]
 
 
 @st.composite
@@ -77,7 +78,7 @@ def test_the_chunks_of_many_ranks_take_a_time_that_grows_with_their_number() -> 
     assert growth_exponent(meshes, check, 1024, 16384) < 1.5
 
 
-def ladders(whole: int) -> list[tuple[tuple[int, int], list[Box]]]:
+def ladders(whole: int) -> list[Ladder]:
     """Tensors with chunks that are as long as they are many, which comparing each with each other would take."""
     columns = [((i, i), (whole - i, 1)) for i in range(whole)]
     rows = [((i, i + 1), (1, whole - i - 1)) for i in range(whole)]
@@ -93,7 +94,7 @@ def ladders(whole: int) -> list[tuple[tuple[int, int], list[Box]]]:
 
 
 def test_a_list_of_chunks_that_is_made_to_take_long_takes_a_time_that_grows_with_its_length() -> None:
-    def check(every: list[tuple[tuple[int, int], list[Box]]]) -> None:
+    def check(every: list[Ladder]) -> None:
         found = [find_flaw(size, chunks) for size, chunks in every]
         assert [flaw and flaw.kind for flaw in found] == ["hole", None, "hole", "hole", "overlap"]
 

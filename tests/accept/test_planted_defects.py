@@ -17,7 +17,7 @@ from pytest_ckpt.accept.power_cut import why_no_power_cut
 from pytest_ckpt.accept.trial import DEFAULT_GRACE_S, Trial
 from pytest_ckpt.errors import CkptError
 from pytest_ckpt.model.recipe import find_recipe
-from pytest_ckpt.plugin.settings import ModelSpec
+from pytest_ckpt.plugin.specs import ModelSpec
 from pytest_ckpt.records import Verification
 from pytest_ckpt.save.writers import file_system_writer
 from pytest_ckpt.target.workfolder import PathWorkFolder, make_work_folder

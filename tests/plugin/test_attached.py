@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from pytest_ckpt.plugin.joint import collection_difference, joint_outcome
-from pytest_ckpt.world.attached import Outcome
 from pytest_ckpt.world.control import Hello
+from pytest_ckpt.world.members import Outcome
 from tests.hosts import Host, two_hosts
 
 from . import job_functions

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_ckpt.errors import SettingError
-from pytest_ckpt.plugin.settings import parse_tolerance
+from pytest_ckpt.plugin import values
 
 from .project import Project, Result
 from .stored import FAST, ID, as_saved, files, night, store, write_own
@@ -162,12 +162,12 @@ def test_margin_that_is_no_share_is_refused(saving: Project) -> None:
 )
 def test_share_that_is_none_is_refused(given: object) -> None:
     with pytest.raises(SettingError, match=r"\(from me\) is no share between"):
-        parse_tolerance(given, "me")
+        values.tolerance(given, "me")
 
 
 @pytest.mark.parametrize(("given", "share"), [("5%", 0.05), (".5", 0.5), (0.05, 0.05), (" 99.9 % ", 0.999)])
 def test_share_is_read(given: object, share: float) -> None:
-    assert parse_tolerance(given, "me") == pytest.approx(share)
+    assert values.tolerance(given, "me") == pytest.approx(share)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from pytest_ckpt.model.geometry import GEOMETRIES
 from pytest_ckpt.model.recipe import RECIPES, state_bytes
 from pytest_ckpt.model.share import Share, rank_bytes, share_bytes
 from pytest_ckpt.plugin.plan import Need
-from pytest_ckpt.plugin.settings import ModelSpec, Settings, model_spec, read_settings
+from pytest_ckpt.plugin.settings import Settings, read_settings
+from pytest_ckpt.plugin.specs import ModelSpec, model_spec
 from pytest_ckpt.save.share import PARTIAL
 from pytest_ckpt.target.path import open_target
 from pytest_ckpt.target.spec import TargetSpec

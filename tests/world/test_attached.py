@@ -17,13 +17,14 @@ from pytest_ckpt.plugin.lead import LeadingWorld
 from pytest_ckpt.target.path import open_target
 from pytest_ckpt.target.spec import TargetSpec
 from pytest_ckpt.world import spread
-from pytest_ckpt.world.attached import AttachedWorld, LeftTheCall, Outcome
+from pytest_ckpt.world.attached import AttachedWorld, LeftTheCall
 from pytest_ckpt.world.body_watch import BodyWatch
 from pytest_ckpt.world.context import Rank
 from pytest_ckpt.world.control import Hello, host_numbers
 from pytest_ckpt.world.functions import FunctionRef
 from pytest_ckpt.world.interface import World, hosts_of
 from pytest_ckpt.world.job import JOINED, Job, find_job, first_host, why_this_node_only
+from pytest_ckpt.world.members import Outcome
 from pytest_ckpt.world.probing import from_common_start
 from pytest_ckpt.world.rounds import RoundsPlan, Saving, measure_rounds
 from tests.world.fakes import FakeFolder, FakeProgress, FakeWorld
