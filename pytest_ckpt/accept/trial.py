@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import msgspec
@@ -12,6 +13,7 @@ from pytest_ckpt.accept import in_rank
 from pytest_ckpt.accept.durability import Audit, combine
 from pytest_ckpt.accept.faults import CannotPlant, Fault
 from pytest_ckpt.accept.known import KNOWN
+from pytest_ckpt.accept.listing import METADATA
 from pytest_ckpt.accept.states import DictSpec
 from pytest_ckpt.accept.verify import verify
 from pytest_ckpt.errors import CkptError
@@ -182,6 +184,7 @@ class Trial:
         return {
             "mode": self.saving.mode,
             "writer": listed(self.saving.writer),
+            "reader": listed(self.saving.reader),
             "options": self.saving.options,
             "engine": self.saving.engine,
             "engine_factory": listed(self.saving.engine_factory),
@@ -271,9 +274,24 @@ class Trial:
     def verify(self, location: str) -> Verification:
         """Verify a checkpoint from its folder alone; not applicable where its format is none of DCP's own."""
         found = verify(location)
-        if found.outcome in ("other-format", "refused-metadata"):
-            self.not_applicable(f"the writer's format is its own: {found.text}")
+        why = self._why_not_verifiable(found, location)
+        if why is not None:
+            self.not_applicable(why)
         return found
+
+    def is_verifiable(self, location: str) -> bool:
+        """Return whether the folder alone tells that the checkpoint at `location` is complete, as it does now."""
+        found = verify(location)
+        assert found.is_complete or self._why_not_verifiable(found, location) is not None, found.text
+        return found.is_complete
+
+    def _why_not_verifiable(self, found: Verification, location: str) -> str | None:
+        if found.outcome in ("other-format", "refused-metadata"):
+            return f"the writer's format is its own: {found.text}"
+        reader = self.saving.reader
+        if reader is not None and not Path(location, METADATA).exists():
+            return f"the format is that of {reader}: without {METADATA} a folder tells nothing by itself"
+        return None
 
     def start_and_never_look(self, spec: DictSpec, fault: Fault) -> None:
         """Begin an async save in which `fault` happens, and return when it has ended, its future unread."""

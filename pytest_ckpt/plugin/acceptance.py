@@ -35,7 +35,7 @@ def make_trial(run: Run | Follow, request: pytest.FixtureRequest) -> Iterator[Tr
     """Yield the fixture's value and delete what it saved; None on a rank that follows, where the test does not run."""
     target, world = request.getfixturevalue("ckpt_target"), request.getfixturevalue("ckpt_world")
     mode, writer = request.getfixturevalue("ckpt_mode"), request.getfixturevalue("ckpt_writer")
-    why = why_unavailable(mode, world.device) or _why_not_read_back(writer)
+    why = why_unavailable(mode, world.device) or _why_not_taken(writer)
     if why is not None:
         pytest.skip(why)
     from pytest_ckpt.plugin.follow import Follow
@@ -47,6 +47,7 @@ def make_trial(run: Run | Follow, request: pytest.FixtureRequest) -> Iterator[Tr
     saving = Saving(
         mode=mode,
         writer=writer.factory,
+        reader=None if writer.reader is None else writer.reader.factory,
         model="",
         state="",
         function=None,
@@ -72,13 +73,15 @@ def make_trial(run: Run | Follow, request: pytest.FixtureRequest) -> Iterator[Tr
     made.close(keep=keep == "all" or (keep == "failed" and request.node.stash.get(_FAILED, False)))
 
 
-def _why_not_read_back(writer: WriterSpec) -> str | None:
+def _why_not_taken(writer: WriterSpec) -> str | None:
     if writer.name == HUGGING_FACE or dict(writer.options).get("serialization_format") == "safetensors":
-        return "safetensors hold tensors alone, and dcp.load cannot read them back by their path"
+        return "safetensors hold tensors alone, and the states that are saved here hold other values too"
     return None
 
 
 _FAILED: pytest.StashKey[bool] = pytest.StashKey()
+_REFUSED: pytest.StashKey[bool] = pytest.StashKey()
+"""Of a test: what was asked for cannot be used, so that nothing was put to the test."""
 
 
 class Promises:
@@ -102,11 +105,15 @@ class Promises:
 
     def _put_to_the_test(self, item: pytest.Function) -> None:
         """Run the test; tell a failure of ranks or input in its own words, and fail for known behaviour where asked."""
-        with self._outcome.telling():
-            try:
-                item.obj(**{name: item.funcargs[name] for name in item._fixtureinfo.argnames})
-            except NotApplicable as error:
-                raise pytest.skip.Exception(str(error), _use_item_location=True) from None
+        before = self._outcome.usage_errors
+        try:
+            with self._outcome.telling():
+                try:
+                    item.obj(**{name: item.funcargs[name] for name in item._fixtureinfo.argnames})
+                except NotApplicable as error:
+                    raise pytest.skip.Exception(str(error), _use_item_location=True) from None
+        finally:
+            item.stash[_REFUSED] = self._outcome.usage_errors > before
         met = item.stash.get(_MET, {})
         if self._strict and met:
             told = "; ".join(f"{known}: {seen}" for known, seen in met.items())
@@ -127,7 +134,9 @@ class Promises:
 
     def _result(self, item: pytest.Item, report: pytest.TestReport, call: pytest.CallInfo[None]) -> PromiseResult:
         met = item.stash.get(_MET, {})
-        if report.failed:
+        if report.failed and item.stash.get(_REFUSED, False):
+            outcome, why = "not applicable", f"refused: {_told(str(call.excinfo.value) if call.excinfo else '')}"
+        elif report.failed:
             outcome, why = "broken", _told(str(call.excinfo.value) if call.excinfo is not None else report.longreprtext)
         elif report.skipped:
             outcome, why = "not applicable", _reason(report)

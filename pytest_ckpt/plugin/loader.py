@@ -85,9 +85,9 @@ def _skip_where_nothing_is_colder(target: Target) -> None:
 
 
 def _loadable(writer: WriterSpec) -> WriterSpec:
-    if dict(writer.options).get("serialization_format") == "safetensors":
+    if dict(writer.options).get("serialization_format") == "safetensors" and writer.reader is None:
         raise SettingError(
-            "serialization_format=safetensors (from --ckpt-writer-opt) is a format that dcp.load cannot read back by "
-            "its path; loads are measured of torch_save"
+            "serialization_format=safetensors (from --ckpt-writer-opt) is a format that none of DCP's readers reads "
+            "back; name one that does (--ckpt-reader), or leave the option out"
         )
     return writer

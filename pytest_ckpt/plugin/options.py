@@ -46,6 +46,11 @@ OPTIONS = (
         "package.module:factory",
         "FileSystemWriter (default), HuggingFaceStorageWriter, or a function from a path to a StorageWriter",
     ),
+    Option(
+        "reader",
+        "package.module:factory",
+        "what loads read with, a function from a path to a StorageReader; default: the writer's own, else by the path",
+    ),
     Option("writer-opt", "NAME=V1,V2", "option of the writer; several values make a matrix; default: none", True),
     Option("preset", "NAME", "the modes and the state of a known trainer: torchtitan; default: none"),
     Option("train", "BATCHxSEQ|on|off", "train beside the saves, so many tokens a rank and step; default: off"),

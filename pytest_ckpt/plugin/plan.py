@@ -300,10 +300,11 @@ def _of_what(model: ModelSpec) -> str:
 
 def _writers(settings: Settings) -> str:
     writer = settings.writers[0]
+    reader = "" if writer.reader is None else f", read back by {writer.reader.name}"
     if len(settings.writers) > 1:
-        return f"writer {writer.name} with {len(settings.writers)} combinations of options"
+        return f"writer {writer.name} with {len(settings.writers)} combinations of options{reader}"
     synced = ", every file synced" if writer.name == DEFAULT_WRITER and "sync_files" not in dict(writer.options) else ""
-    return f"writer {writer.name}{synced}{f' with {writer.label}' if writer.label else ''}"
+    return f"writer {writer.name}{synced}{f' with {writer.label}' if writer.label else ''}{reader}"
 
 
 def space_line(target: Target) -> str:

@@ -18,6 +18,7 @@ from pytest_ckpt.judge.bounds import efficiency
 from pytest_ckpt.plugin.specs import EngineSpec, ModelSpec, WriterSpec
 from pytest_ckpt.plugin.survey import Survey, bounds_of
 from pytest_ckpt.records import Environment, Hardware, SaveRecord, Scenario, TargetRecord
+from pytest_ckpt.save.readers import OF_WRITERS
 from pytest_ckpt.target.interface import Target
 from pytest_ckpt.world.functions import FunctionRef
 from pytest_ckpt.world.interface import World, hosts_of
@@ -74,6 +75,7 @@ def scenario_of(request: SaveRequest) -> Scenario:
         writer=request.writer.name,
         options=dict(request.writer.options)
         | _resharded(request)
+        | _read_by(request)
         | _beside(request)
         | planner_of(request.planner)
         | _hosts(request),
@@ -91,6 +93,14 @@ def _mesh(request: SaveRequest) -> MeshShape:
     """Return the mesh that the tensors are cut for: of a share, that of the job which it is a part of."""
     share = request.model.share
     return request.mesh or full_shard(request.world.size if share is None else share.of)
+
+
+def _read_by(request: SaveRequest) -> dict[str, str]:
+    """A load by another reader than the writer's own is another load."""
+    reader = request.writer.reader
+    if request.saved_by is None or reader is None or reader.name == OF_WRITERS.get(request.writer.name):
+        return {}
+    return {"reader": reader.name}
 
 
 def _beside(request: SaveRequest) -> dict[str, Any]:

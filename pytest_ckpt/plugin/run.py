@@ -246,6 +246,7 @@ class Run:
         saving = Saving(
             mode=request.mode if request.saved_by is None else "sync",
             writer=request.writer.factory,
+            reader=None if request.writer.reader is None else request.writer.reader.factory,
             model=request.model.name,
             state=request.model.recipe.name,
             function=request.model.function,

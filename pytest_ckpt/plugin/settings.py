@@ -23,9 +23,11 @@ from pytest_ckpt.plugin.options import given_values
 from pytest_ckpt.plugin.specs import (
     EngineSpec,
     ModelSpec,
+    ReaderSpec,
     WriterSpec,
     engine_spec,
     model_spec,
+    reader_spec,
     require_ranks_of_share,
     require_share_possible,
     require_tensors_alone,
@@ -180,7 +182,7 @@ class _Reader:
             expected_hardware=dict(self._many("expect-hardware", values.labelled_id)),
             references=tuple(
                 (parse_reference(text, source), source)
-                for name in ("model", "writer", "engine")
+                for name in ("model", "writer", "reader", "engine")
                 for text, source in given_values(self._config, name)
                 if ":" in text
             ),
@@ -242,7 +244,20 @@ class _Reader:
             raise SettingError(
                 f"writer {plain.name} writes safetensors, which is not installed; pip install safetensors"
             )
-        return tuple(replace(plain, options=options) for options in choices)
+        return tuple(
+            replace(plain, options=options, reader=self._reader(engine) or plain.reader) for options in choices
+        )
+
+    def _reader(self, engine: str) -> ReaderSpec | None:
+        given = given_values(self._config, "reader")
+        if not given:
+            return None
+        text, source = given[0]
+        if engine != DEFAULT_ENGINE:
+            raise SettingError(
+                f"reader {text!r} (from {source}) is for loads by DCP, and engine {engine} has its own; leave it out"
+            )
+        return reader_spec(text, source)
 
     def _device(self) -> str:
         given = given_values(self._config, "device")

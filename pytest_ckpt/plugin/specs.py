@@ -12,6 +12,7 @@ from pytest_ckpt.model.share import Share, share_bytes
 from pytest_ckpt.records import options_text
 from pytest_ckpt.save.engines import DEFAULT_ENGINE, ENGINES, require_engine
 from pytest_ckpt.save.options import HUGGING_FACE, Chosen
+from pytest_ckpt.save.readers import OF_WRITERS, READERS
 from pytest_ckpt.save.writers import WRITERS
 from pytest_ckpt.world.functions import FunctionRef, parse_reference, reference
 
@@ -45,6 +46,14 @@ class ModelSpec:
 
 
 @dataclass(frozen=True)
+class ReaderSpec:
+    """A factory of storage readers, by the name that the result file holds."""
+
+    name: str
+    factory: FunctionRef
+
+
+@dataclass(frozen=True)
 class WriterSpec:
     """A factory of storage writers, by the name that the result file holds."""
 
@@ -52,6 +61,8 @@ class WriterSpec:
     factory: FunctionRef
     options: Chosen = ()
     """What differs from the defaults."""
+    reader: ReaderSpec | None = None
+    """What reads its format back; None: DCP finds that out by the path."""
 
     @property
     def label(self) -> str:
@@ -81,7 +92,17 @@ def writer_spec(text: str, source: str) -> WriterSpec:
         return WriterSpec(text, parse_reference(text, source))
     if text not in WRITERS:
         raise unknown_name("writer", text, WRITERS, f"{source}, which takes package.module:function too")
-    return WriterSpec(text, reference(WRITERS[text], "writer"))
+    reader = reader_spec(OF_WRITERS[text], source) if text in OF_WRITERS else None
+    return WriterSpec(text, reference(WRITERS[text], "writer"), reader=reader)
+
+
+def reader_spec(text: str, source: str) -> ReaderSpec:
+    """Return the reader that `text` names; `SettingError` lists the known ones, nearest first."""
+    if ":" in text:
+        return ReaderSpec(text, parse_reference(text, source))
+    if text not in READERS:
+        raise unknown_name("reader", text, READERS, f"{source}, which takes package.module:function too")
+    return ReaderSpec(text, reference(READERS[text], "reader"))
 
 
 def engine_spec(text: str, source: str) -> EngineSpec:

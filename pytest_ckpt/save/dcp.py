@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.planner import SavePlanner
-    from torch.distributed.checkpoint.storage import StorageWriter
+    from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 
     from pytest_ckpt.save.engines import PlannerSetup
 
@@ -34,6 +34,7 @@ class DcpEngine:
         group: ProcessGroup,
         options: Mapping[str, Value] | None = None,
         planner: PlannerSetup | None = None,
+        make_reader: Callable[[str], StorageReader] | None = None,
     ) -> None:
         self.mode = MODES[mode]
         of_options: dict[str, Any] = dict(owned_by("planner", options or {}))
@@ -43,6 +44,8 @@ class DcpEngine:
         self._crc32 = bool((options or {}).get("crc32", True))
         self._keeps_writer = bool((options or {}).get("cache_staged_state_dict", False))
         self._make_writer = writer
+        self.make_reader = make_reader
+        """Of loads; None: DCP takes the one that the path tells."""
         self._group = group
         self.stager = make_stager(self.mode)
         """Of all saves; None where the writer stages."""
@@ -89,7 +92,8 @@ class DcpEngine:
 
     def load(self, state_dict: dict[str, Any], location: str) -> None:
         """See `Engine.load`."""
-        state_dict_loader.load(state_dict, checkpoint_id=location, process_group=self._group)
+        reader = None if self.make_reader is None else self.make_reader(location)
+        state_dict_loader.load(state_dict, checkpoint_id=location, storage_reader=reader, process_group=self._group)
 
     def close(self) -> None:
         """See `Engine.close`."""

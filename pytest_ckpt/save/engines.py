@@ -48,6 +48,8 @@ class EngineSetup:
     """`--ckpt-writer-opt`, for engines that have no writers."""
     planner: PlannerSetup | None = None
     """Of `dcp`, where the state needs a planner of its own."""
+    make_reader: Callable[[str], Any] | None = None
+    """From a path to a `StorageReader`; of `dcp`. None: what it takes for a path by itself."""
 
 
 def require_engine(name: str) -> None:
@@ -75,4 +77,6 @@ def make_engine(name: str, setup: EngineSetup, factory: Callable[[EngineSetup], 
         return TorchCheckpointingEngine(setup)
     from pytest_ckpt.save.dcp import DcpEngine
 
-    return DcpEngine(setup.mode, setup.make_writer, setup.group, setup.options, setup.planner)
+    return DcpEngine(
+        setup.mode, setup.make_writer, setup.group, setup.options, setup.planner, make_reader=setup.make_reader
+    )

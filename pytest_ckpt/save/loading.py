@@ -24,13 +24,14 @@ METADATA = ".metadata"
 
 
 def require_loadable(engine: Engine, location: str) -> None:
-    """Raise `SettingError` where DCP cannot load by its path alone what lies at `location`."""
+    """Raise `SettingError` where what lies at `location` is no whole checkpoint, or DCP needs a reader for it."""
     if os.path.exists(os.path.join(location, PARTIAL)):
         raise SettingError(f"{location} holds a part of a checkpoint (see {PARTIAL} there), which cannot be loaded")
-    if isinstance(engine, DcpEngine) and "://" not in location and not os.path.exists(os.path.join(location, METADATA)):
+    by_its_path = isinstance(engine, DcpEngine) and engine.make_reader is None and "://" not in location
+    if by_its_path and not os.path.exists(os.path.join(location, METADATA)):
         raise SettingError(
             f"the writer left no {METADATA}, so dcp.load(checkpoint_id=...) cannot load its checkpoint by its path; "
-            "loads are measured of FileSystemWriter and of writers that keep its format"
+            "name what reads its format: --ckpt-reader=package.module:function, from a path to a StorageReader"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -30,6 +31,7 @@ def prepare(
     function: list[Any] | None,
     mode: str = "sync",
     writer: list[Any] | None = None,
+    reader: list[Any] | None = None,
     options: dict[str, Any] | None = None,
     engine: str = "dcp",
     engine_factory: list[Any] | None = None,
@@ -39,7 +41,7 @@ def prepare(
 ) -> dict[str, Any]:
     """Make the training state of `model`, unless this rank holds it already, and the engine that will save it.
 
-    `function` is the reference of a user's own state function, or None for a named geometry; `writer` and
+    `function` is the reference of a user's own state function, or None for a named geometry; `writer`, `reader` and
     `engine_factory` are references too. `mesh` (`replicate=2,shard=4`) is a full shard where it is left out; with
     `share` (`2/64`) the ranks hold what the first of so many would.
     """
@@ -65,7 +67,7 @@ def prepare(
         rank.memory.pop("train", None)
     if writer is not None:
         with rank.status.phase("make the engine"):
-            rank.memory["engine"] = make_engine_of(rank, mode, writer, options or {}, engine, engine_factory)
+            rank.memory["engine"] = make_engine_of(rank, mode, writer, options or {}, engine, engine_factory, reader)
     return {"logical_bytes": rank.memory["state"].logical_bytes}
 
 
@@ -286,9 +288,15 @@ def _with_trace(reply: dict[str, Any], noted: Any) -> dict[str, Any]:
 
 
 def make_engine_of(
-    rank: Rank, mode: str, writer: list[Any], options: dict[str, Any], engine: str, engine_factory: list[Any] | None
+    rank: Rank,
+    mode: str,
+    writer: list[Any],
+    options: dict[str, Any],
+    engine: str,
+    engine_factory: list[Any] | None,
+    reader: list[Any] | None = None,
 ) -> Any:
-    """Return the engine of a scenario on this rank; `writer` and `engine_factory` are references."""
+    """Return the engine of a scenario on this rank; `writer`, `reader` and `engine_factory` are references."""
     from pytest_ckpt.save.engines import EngineSetup, make_engine
     from pytest_ckpt.save.options import owned_by
     from pytest_ckpt.save.writers import check_options, make_writer
@@ -304,8 +312,16 @@ def make_engine_of(
         make_writer=lambda location: make_writer(factory, location, str(ref), of_writer),
         options=options,
         planner=_planner_of(rank),
+        make_reader=None if reader is None else _reader_maker(FunctionRef(*reader)),
     )
     return make_engine(engine, setup, own)
+
+
+def _reader_maker(ref: FunctionRef) -> Callable[[str], Any]:
+    from pytest_ckpt.save.readers import make_reader
+
+    factory = resolve(ref, "reader")
+    return lambda location: make_reader(factory, location, str(ref))
 
 
 def _planner_of(rank: Rank) -> Any:

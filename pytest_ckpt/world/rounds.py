@@ -54,6 +54,8 @@ class Saving(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     function: FunctionRef | None
     """A user's own state function instead of a named geometry."""
+    reader: FunctionRef | None = None
+    """What reads the writer's format back; None: DCP finds that out by the path."""
     options: dict[str, Any] = {}
     """Of the writer, by name."""
     engine: str = "dcp"
@@ -171,6 +173,7 @@ class ScenarioRun:
             function=listed(self.saving.function),
             mode=self.saving.mode,
             writer=listed(self.saving.writer),
+            reader=listed(self.saving.reader),
             options=self.saving.options,
             engine=self.saving.engine,
             engine_factory=listed(self.saving.engine_factory),

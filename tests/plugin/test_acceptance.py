@@ -197,7 +197,13 @@ def test_writer_that_is_none_is_one_sentence_and_exit_status_4(project: Project)
     done = project.pytest(
         *ACCEPTANCE, "-k=its_own_step", "--ckpt-mode=sync", "--ckpt-writer=own:none", "-p", "no:cacheprovider"
     ).require(4)
-    done.lines.fnmatch_lines(["*writer own:none returned 'int'; it must return a torch*StorageWriter*"])
+    done.lines.fnmatch_lines(
+        [
+            "*writer own:none returned 'int'; it must return a torch*StorageWriter*",
+            f"{OWN_STEP} *n/a",
+            f"not applicable: {OWN_STEP}: refused: writer own:none returned *",
+        ]
+    )
     assert "Traceback" not in done.out
     assert "promises of this run" not in done.out
 
@@ -244,3 +250,55 @@ def test_strangers_writer_goes_through_the_whole_suite_with_one_option(
     assert {one["outcome"] for (promise, _), one in found.items() if promise in expected} <= {"broken"}
     held = {promise for (promise, _), one in found.items() if one["outcome"] == "held"}
     assert len(held) > 15, done.out
+
+
+OWN_FORMAT = """
+import os
+import pickle
+
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+
+
+class Writer(FileSystemWriter):
+    def finish(self, metadata, results):
+        super().finish(metadata, results)
+        os.rename(self.path / ".metadata", self.path / "index")
+
+
+class Reader(FileSystemReader):
+    def read_metadata(self):
+        with open(self.path / "index", "rb") as file:
+            metadata = pickle.load(file)
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+def writer(path):
+    return Writer(path)
+
+
+def reader(path):
+    return Reader(path)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(700)
+def test_format_with_a_reader_of_its_own_goes_through_the_suite_too(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What only the folder could tell is not applicable; loads tell damage; its unsynced index is found."""
+    monkeypatch.setattr(f"{__package__}.project.DEADLINE_S", 600)
+    project.write("own.py", OWN_FORMAT)
+    done = project.pytest(*ACCEPTANCE, "--ckpt-mode=sync", "--ckpt-writer=own:writer", "--ckpt-reader=own:reader")
+    assert (done.status, done.in_target, done.processes) == (1, [], []), done.out
+    found = {promise: one["outcome"] for (promise, _), one in outcomes(project).items()}
+    broken = {promise for promise, outcome in found.items() if outcome == "broken"}
+    assert broken == {
+        "what a save reported as done is synced",
+        *([] if why_no_power_cut() else ["a power cut after a save takes nothing"]),
+    }
+    assert found["any state comes back bit for bit"] == "held"
+    assert found["damage to a file is told: truncated"] == "held"
+    assert found["damage to a file is told: flipped"] == "not applicable"
+    assert found["a save that reported success is complete on its storage"] == "not applicable"

@@ -161,7 +161,7 @@ def test_what_cannot_be_used_is_refused_in_a_sentence(project: Project, call: st
         pytest.param(
             "--ckpt-writer=writers:own_format",
             4,
-            "the writer left no .metadata, so dcp.load*",
+            "the writer left no .metadata, so dcp.load*--ckpt-reader=package.module:function*",
             marks=pytest.mark.long,
         ),
     ],
@@ -173,6 +173,64 @@ def test_writer_whose_checkpoint_is_not_what_was_saved_or_cannot_be_loaded(
     project.write("test_it.py", ONE.replace("{}", ""))
     state = ["--ckpt-state=weights-bf16"] if "own_format" in given else []
     project.pytest(given, "-p", "no:randomly", *state).require(status).lines.fnmatch_lines([message])
+
+
+HUGGING_FACE = "--ckpt-writer=HuggingFaceStorageWriter"
+READERS = """
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+
+def own_reader(path):
+    return HuggingFaceStorageReader(path)
+
+
+def no_reader(path):
+    return path
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "reader"),
+    [
+        pytest.param([HUGGING_FACE], None, marks=pytest.mark.long),
+        pytest.param([HUGGING_FACE, "--ckpt-writer-opt=enable_consolidation=on"], None, marks=pytest.mark.long),
+        (["--ckpt-writer=writers:own_format", "--ckpt-reader=readers:own_reader"], "readers:own_reader"),
+        pytest.param(
+            ["--ckpt-writer=writers:own_format", "--ckpt-reader=HuggingFaceStorageReader"],
+            "HuggingFaceStorageReader",
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_format_with_a_reader_of_its_own_is_loaded_by_it_and_comes_back_whole(
+    project: Project, given: list[str], reader: str | None
+) -> None:
+    project.write("writers.py", LOSING_WRITER)
+    project.write("readers.py", READERS)
+    project.write("test_it.py", ONE.replace("{}", "saved_ranks=1"))
+    project.pytest("--ckpt-state=weights-bf16", "--ckpt-rounds=2", *given).require(0)
+    (row,) = project.last()["benchmarks"]
+    assert row["extra_info"]["ckpt"]["scenario"]["options"].get("reader") == reader
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--ckpt-reader=HuggingFaceReader"], "unknown reader 'HuggingFaceReader' (from --ckpt-reader, which takes *"),
+        (
+            ["--ckpt-reader=readers:no_reader"],
+            "reader readers:no_reader returned 'str'; it must return a *StorageReader*",
+        ),
+        (
+            ["--ckpt-reader=FileSystemReader", "--ckpt-engine=readers:own_reader"],
+            "reader 'FileSystemReader' (from --ckpt-reader) is for loads by DCP, and engine readers:own_reader *",
+        ),
+    ],
+)
+def test_reader_that_cannot_be_used_is_refused_in_a_sentence(project: Project, given: list[str], message: str) -> None:
+    project.write("readers.py", READERS)
+    project.write("test_it.py", ONE.replace("{}", ""))
+    project.pytest(*given).require(4).lines.fnmatch_lines([f"*{message}"])
 
 
 def test_cold_load_of_a_target_in_memory_is_skipped_with_the_reason(project: Project) -> None:
