@@ -6,6 +6,7 @@ code of the checkpoint runs, and no link leads out of the folder.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections import Counter
@@ -27,6 +28,7 @@ from pytest_ckpt.accept.listing import (
 )
 from pytest_ckpt.accept.metadata_file import OtherFormat, RefusedMetadata, UnreadableMetadata
 from pytest_ckpt.accept.times import written_over
+from pytest_ckpt.model.share import PARTIAL, PARTIAL_SIGN
 from pytest_ckpt.records import Orphan, Problem, Verification
 from pytest_ckpt.units import format_bytes, format_rate, format_seconds
 
@@ -34,6 +36,7 @@ KINDS = {
     "refused-metadata": "its list names a class that no checkpoint needs, and was not loaded",
     "other-format": "its list is not one that DCP's own writers leave",
     "no-checkpoint": "the folder holds no checkpoint of DCP",
+    "partial": "it is what some ranks of a bigger job would write, by --ckpt-share",
     "unreadable-metadata": "its list cannot be read",
     "incomplete": "data files are there, and no list of them: the save did not end",
     "mix": "data files were changed in place after its list: by a later save that did not end, touch or a repair",
@@ -55,7 +58,7 @@ KINDS = {
 OUTCOMES = ("ok", "no-checksum", *tuple(KINDS)[:-2])
 """What `Verification.outcome` can be. `no-checksum`: complete, and some entries carry no checksum."""
 
-UNUSABLE = frozenset({"refused-metadata", "other-format", "no-checkpoint"})
+UNUSABLE = frozenset({"refused-metadata", "other-format", "no-checkpoint", "partial"})
 """Outcomes that say nothing of a checkpoint: the input is not one that can be verified."""
 
 _RANK = {kind: place for place, kind in enumerate(KINDS)}
@@ -75,6 +78,11 @@ def verify(
     began = time.monotonic()
     folder = CheckpointFolder(location)
     fetched = _fetched_bytes()
+    if _is_partial(folder):
+        text = (
+            f"a part of a checkpoint, as --ckpt-share writes it (see {PARTIAL} there): most of each tensor is missing"
+        )
+        return _not_listed(folder, "partial", text, began)
     try:
         names = pickled_lists(folder)
         listed = list_pickled(folder, names) if names else list_safetensors(folder)
@@ -102,6 +110,13 @@ _KIND_OF = {
     RefusedMetadata: "refused-metadata",
     OtherFormat: "other-format",
 }
+
+
+def _is_partial(folder: CheckpointFolder) -> bool:
+    if PARTIAL not in folder.files:
+        return False
+    with folder.open(PARTIAL) as descriptor:
+        return os.read(descriptor, len(PARTIAL_SIGN)) == PARTIAL_SIGN.encode()
 
 
 def _without_list(folder: CheckpointFolder) -> tuple[str, str]:

@@ -58,15 +58,15 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def word(self) -> str:
         """The exponent in a word or two."""
-        for most, word in ((0.3, "almost constant"), (0.8, "slower than linear"), (1.3, "linear")):
+        for most, word in ((0.3, "hardly grows"), (0.8, "grows slower than linearly"), (1.3, "grows linearly")):
             if self.exponent < most:
                 return word
-        return "quadratic" if self.is_too_steep else "faster than linear"
+        return "grows quadratically" if self.is_too_steep else "grows faster than linearly"
 
     def __str__(self) -> str:
         ranks, seconds = list(self.seconds), list(self.seconds.values())
         return (
-            f"{self.step} is {self.word}: exponent {self.exponent:.2f} ({self.low:.2f} .. {self.high:.2f}), "
+            f"{self.step} {self.word}: exponent {self.exponent:.2f} ({self.low:.2f} .. {self.high:.2f}), "
             f"{format_seconds(seconds[0])} at {ranks[0]} ranks, {format_seconds(seconds[-1])} at {ranks[-1]}"
         )
 

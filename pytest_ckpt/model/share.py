@@ -14,6 +14,10 @@ from pytest_ckpt.errors import SettingError
 from pytest_ckpt.model.geometry import Geometry
 from pytest_ckpt.model.recipe import Recipe
 
+PARTIAL = "PARTIAL.txt"
+"""Beside the files of a checkpoint: it is a share of one, and nothing may load it."""
+PARTIAL_SIGN = "This is no checkpoint"
+"""What the file begins with."""
 _SHARE = re.compile(r"\s*([1-9][0-9]{0,8})\s*/\s*([1-9][0-9]{0,8})\s*")
 
 

@@ -14,9 +14,9 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from pytest_ckpt.errors import SettingError
 from pytest_ckpt.measure.spans import Event, RankTrace
+from pytest_ckpt.model.share import PARTIAL
 from pytest_ckpt.save.dcp import DcpEngine
 from pytest_ckpt.save.engine import Engine, TimedSave
-from pytest_ckpt.save.share import PARTIAL
 from pytest_ckpt.save.trace import SaveTrace
 
 METADATA = ".metadata"

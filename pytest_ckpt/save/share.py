@@ -23,10 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
-from pytest_ckpt.model.share import Share, chunk
-
-PARTIAL = "PARTIAL.txt"
-"""Beside the files of a checkpoint: it is part of one, and nothing may load it."""
+from pytest_ckpt.model.share import PARTIAL, PARTIAL_SIGN, Share, chunk
 
 
 class SharePlanner(DefaultSavePlanner):
@@ -113,6 +110,6 @@ def mark_partial(location: str, share: Share) -> None:
         return
     with open(os.path.join(location, PARTIAL), "w") as file:
         file.write(
-            f"This is no checkpoint: it is what {share.count} of {share.of} ranks would write of one, written\n"
+            f"{PARTIAL_SIGN}: it is what {share.count} of {share.of} ranks would write of one, written\n"
             f"by pytest-ckpt to measure that (--ckpt-share={share}). Most of each tensor is missing: load nothing.\n"
         )

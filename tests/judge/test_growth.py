@@ -47,8 +47,8 @@ def test_fastest_round_of_each_size_counts_and_the_steepest_step_comes_first() -
     assert growth.is_too_steep
     assert growth.steepest.exponent == pytest.approx(2)
     assert growth.steps[1].seconds == pytest.approx({size: 0.001 * size for size in SIZES})
-    assert [step.word for step in growth.steps] == ["quadratic", "linear", "almost constant"]
-    assert "check is quadratic: exponent 2.00 (2.00 .. 2.00), 0.64 ms at 8 ranks, 2.62 s at 512" in str(growth)
+    assert [step.word for step in growth.steps] == ["grows quadratically", "grows linearly", "hardly grows"]
+    assert "check grows quadratically: exponent 2.00 (2.00 .. 2.00), 0.64 ms at 8 ranks, 2.62 s at 512" in str(growth)
 
 
 def test_what_is_known_of_dcp_is_said_and_is_not_too_steep_unless_it_is_worse_than_known() -> None:

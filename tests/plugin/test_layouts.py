@@ -12,11 +12,10 @@ import pytest
 from pytest_ckpt.errors import SettingError
 from pytest_ckpt.model.geometry import GEOMETRIES
 from pytest_ckpt.model.recipe import RECIPES, state_bytes
-from pytest_ckpt.model.share import Share, rank_bytes, share_bytes
+from pytest_ckpt.model.share import PARTIAL, Share, rank_bytes, share_bytes
 from pytest_ckpt.plugin.plan import Need
 from pytest_ckpt.plugin.settings import Settings, read_settings
 from pytest_ckpt.plugin.specs import ModelSpec, model_spec
-from pytest_ckpt.save.share import PARTIAL
 from pytest_ckpt.target.path import open_target
 from pytest_ckpt.target.spec import TargetSpec
 from pytest_ckpt.world.mesh import MeshShape

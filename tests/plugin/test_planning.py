@@ -195,4 +195,4 @@ def test_planted_quadratic_step_fails_its_test_and_is_named(project: Project) ->
     project.write("planner.py", QUADRATIC)
     project.write("test_planted.py", PLANTED)
     result = project.pytest("test_planted.py").require(1)
-    result.lines.fnmatch_lines(["*too steep (limit 1.6): global_plan is quadratic: exponent *"])
+    result.lines.fnmatch_lines(["*too steep (limit 1.6): global_plan grows quadratically: exponent *"])

@@ -13,14 +13,15 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan
 
+from pytest_ckpt.accept.verify import verify
 from pytest_ckpt.errors import SettingError
 from pytest_ckpt.model.geometry import GEOMETRIES, Geometry, Llama3, Qwen3MoE
 from pytest_ckpt.model.recipe import RECIPES
-from pytest_ckpt.model.share import Share, rank_bytes
+from pytest_ckpt.model.share import PARTIAL, Share, rank_bytes
 from pytest_ckpt.model.share_state import make_share
 from pytest_ckpt.save.dcp import DcpEngine
 from pytest_ckpt.save.loading import require_loadable
-from pytest_ckpt.save.share import PARTIAL, SharePlanner, mark_partial
+from pytest_ckpt.save.share import SharePlanner, mark_partial
 from pytest_ckpt.save.simulated_ranks import SimulatedRanks
 from pytest_ckpt.save.torch_private import clear_plan_caches
 from pytest_ckpt.save.trace import planned_bytes
@@ -121,3 +122,11 @@ def test_part_of_a_checkpoint_says_so_and_is_refused_by_loads(tmp_path: Path) ->
     assert "2 of 64 ranks" in (tmp_path / PARTIAL).read_text()
     with pytest.raises(SettingError, match=r"holds a part of a checkpoint \(see PARTIAL\.txt there\)"):
         require_loadable(DcpEngine("sync", FileSystemWriter, None), str(tmp_path))  # type: ignore[arg-type]
+    found = verify(str(tmp_path))
+    assert (found.outcome, found.text) == (
+        "partial",
+        "not verified: a part of a checkpoint, as --ckpt-share writes it (see PARTIAL.txt): "
+        "most of each tensor is missing",
+    )
+    (tmp_path / PARTIAL).write_text("what else I have to do\n")
+    assert verify(str(tmp_path)).outcome == "no-checkpoint"

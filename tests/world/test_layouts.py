@@ -13,8 +13,7 @@ import pytest
 from pytest_ckpt.errors import SettingError
 from pytest_ckpt.model.geometry import GEOMETRIES
 from pytest_ckpt.model.recipe import RECIPES, state_bytes
-from pytest_ckpt.model.share import Share, rank_bytes, share_bytes
-from pytest_ckpt.save.share import PARTIAL
+from pytest_ckpt.model.share import PARTIAL, Share, rank_bytes, share_bytes
 from pytest_ckpt.target.interface import WorkFolder
 from pytest_ckpt.target.path import open_target
 from pytest_ckpt.target.spec import TargetSpec
