@@ -79,9 +79,7 @@ def verify(
     folder = CheckpointFolder(location)
     fetched = _fetched_bytes()
     if _is_partial(folder):
-        text = (
-            f"a part of a checkpoint, as --ckpt-share writes it (see {PARTIAL} there): most of each tensor is missing"
-        )
+        text = f"a part of a checkpoint, as --ckpt-share writes it (see {PARTIAL}): most of each tensor is missing"
         return _not_listed(folder, "partial", text, began)
     try:
         names = pickled_lists(folder)

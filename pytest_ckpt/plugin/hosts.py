@@ -9,6 +9,7 @@ from pytest_ckpt.plugin.lead import Lead
 from pytest_ckpt.plugin.terminal import TerminalProgress
 from pytest_ckpt.records import Probes
 from pytest_ckpt.target.interface import Target, WorkFolder
+from pytest_ckpt.target.space import require_space
 from pytest_ckpt.units import format_rate
 from pytest_ckpt.world.spread import Spread, SpreadFolder, find_spread, hardware_of_hosts
 
@@ -39,6 +40,13 @@ class Hosts:
                 "cannot be loaded from one node"
             )
         return folder
+
+    def require_space(self, target: Target, folder: WorkFolder, need_bytes: int) -> None:
+        """Raise `CannotFit` where a checkpoint of `need_bytes` does not fit; a local disk needs room for its part."""
+        if isinstance(folder, SpreadFolder):
+            folder.require_space(need_bytes)
+        else:
+            require_space(need_bytes, target.free_bytes(), target.location)
 
     def compare(self) -> None:
         """Look at the hardware of all hosts, and name those that are another machine than host 0."""

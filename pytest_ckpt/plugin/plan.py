@@ -114,7 +114,7 @@ class Need:
         held = state * self.replicas + self._training_bytes() if self.device == "cpu" else 0
         staged = 0 if self.mode in ("sync", "load") else state * self.replicas
         stored = (self.target_bytes or 0) if self.target.medium == "memory" else 0
-        return round((held + staged + self.ranks * _RANK_BYTES) * self.share) + stored
+        return round((held + staged + stored + self.ranks * _RANK_BYTES) * self.share)
 
     def _training_bytes(self) -> int:
         if self.train is None or self.model is None or self.model.function is not None:
@@ -147,7 +147,7 @@ class Need:
         self._check_training()
         if self.mode == "load" and self.model is not None:
             refuse_share(self.model.share)
-        if self.target_bytes is not None:
+        if self.target_bytes is not None and self.share == 1:  # else it depends on how the hosts see the target
             require_space(self.target_bytes, self.target.free_bytes(), self.target.location)
         need, free = self.memory_bytes, available_memory_bytes() + reusable_bytes
         if self.model is not None and need is not None and need > free:

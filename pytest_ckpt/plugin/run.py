@@ -43,6 +43,7 @@ from pytest_ckpt.world.spawned import SpawnedWorld
 from pytest_ckpt.world.spread import SpreadFolder
 
 if TYPE_CHECKING:
+    from pytest_ckpt.plugin.plan import Need
     from pytest_ckpt.plugin.saver import Measuring
 
 
@@ -58,7 +59,7 @@ class Run:
     """Of an attached world, whose ranks run the same tests; None: the ranks are started here."""
 
     def __post_init__(self) -> None:
-        self._needs: list[plan.Need] = []
+        self._needs: list[Need] = []
         self._on_paper: list[paper.PaperNeed] = []
         self._accepting: list[Target] = []
         self._warnings: list[str] = []
@@ -84,7 +85,8 @@ class Run:
         self._accepting = list(dict.fromkeys(plan.target_of(item, self) for item in accepting))
         for target in self._accepting:
             self._warnings += target.check()
-            require_space(plan.ACCEPTANCE_BYTES, target.free_bytes(), target.location)
+            if self._hosts is None:
+                require_space(plan.ACCEPTANCE_BYTES, target.free_bytes(), target.location)
         for item in accepting:
             if "ckpt_model" in getattr(item, "fixturenames", ()):
                 plan.Need.of_item(item, self, tests=1).check()
@@ -137,6 +139,11 @@ class Run:
                 targets = [*self._accepting, *(need.target for need in self._needs)]
                 for target in targets:
                     self.folder(target)
+                if self._hosts is not None:
+                    for target in self._accepting:
+                        self._hosts.require_space(target, self.folder(target), plan.ACCEPTANCE_BYTES)
+                    for need in self._needs:
+                        self._require_space_on_hosts(need)
                 if self._hosts is not None and targets:
                     self._hosts.compare()
                 return (yield)
@@ -148,6 +155,10 @@ class Run:
     def pytest_unconfigure(self) -> None:
         """The reports are written: whatever ends this process may do so now."""
         end_ignoring()
+
+    def _require_space_on_hosts(self, need: Need) -> None:
+        if self._hosts is not None and need.target_bytes is not None:
+            self._hosts.require_space(need.target, self.folder(need.target), need.target_bytes)
 
     def target(self, label: str | None = None) -> Target:
         """Return the target called `label`, or the first; resolved once."""
@@ -221,6 +232,7 @@ class Run:
             need = plan.Need.of_request(request, self)
             if not any(need.is_part_of(planned) for planned in self._needs):
                 need.check(reusable_bytes=self._state_bytes)
+                self._require_space_on_hosts(need)
         allowed_s = self._allowed_s()
         started = time.monotonic()
         self._state_bytes = request.model.state_bytes or 0 if saves else self._state_bytes

@@ -29,11 +29,14 @@ def tree_bytes(location: str) -> int:
     return sum(sizes.values())
 
 
-def require_space(need_bytes: int, free_bytes: int, location: str) -> None:
-    """Raise `CannotFit` with both figures where `need_bytes` are more than the `free_bytes` at `location`."""
+def require_space(need_bytes: int, free_bytes: int, location: str, of: str = "the save", host: str = "") -> None:
+    """Raise `CannotFit` with both figures where `need_bytes` are more than the `free_bytes` at `location`.
+
+    `of` says what needs them, and `host` where the location is, if that is not this host.
+    """
     if need_bytes > free_bytes:
         raise CannotFit(
-            f"the save needs {format_bytes(need_bytes)} and {location} has {format_bytes(free_bytes)} free; "
+            f"{of} needs {format_bytes(need_bytes)} and {location}{host} has {format_bytes(free_bytes)} free; "
             f"make room there (`pytest-ckpt clean {location}` removes what killed runs left), or choose "
             "another --ckpt-target or a smaller --ckpt-model"
         )

@@ -17,7 +17,9 @@ from pytest_ckpt.errors import CkptError, SettingError
 from pytest_ckpt.measure.hardware import find_hardware
 from pytest_ckpt.records import Hardware
 from pytest_ckpt.target.interface import WorkFolder
-from pytest_ckpt.target.space import tree_bytes
+from pytest_ckpt.target.path import open_target
+from pytest_ckpt.target.space import require_space, tree_bytes
+from pytest_ckpt.target.spec import TargetSpec
 from pytest_ckpt.target.workfolder import PathWorkFolder, make_work_folder
 from pytest_ckpt.world.context import Rank
 
@@ -103,6 +105,16 @@ class SpreadFolder:
         if failed:
             raise OSError(failed[0])
 
+    def require_space(self, need_bytes: int) -> None:
+        """Raise `CannotFit` naming the first host whose disk has no room for what its ranks write of `need_bytes`."""
+        hosts = self._world.hosts
+        for rank, free in enumerate(self._world.keep_house(free_here, path=self.location)):
+            if free is None:
+                continue
+            part = -(-need_bytes * hosts.count(hosts[rank]) // len(hosts))
+            on_host = f" on host {hosts[rank]}"
+            require_space(part, free, os.path.dirname(self.location), f"the part of the save{on_host}", on_host)
+
     def close(self, keep: bool = False) -> str | None:
         """See `WorkFolder`: on all hosts."""
         kept = self._own.close(keep)
@@ -158,6 +170,13 @@ def make_twin(rank: Rank, *, path: str) -> str | None:
     except (SettingError, OSError) as error:
         return f"host {rank.host}: {error}"
     return None
+
+
+def free_here(rank: Rank, *, path: str) -> int | None:
+    """Return the bytes that may still be written beside the work folder `path` on this host; None on other ranks."""
+    if not rank.leads_host:
+        return None
+    return open_target(TargetSpec("disk", os.path.dirname(path), source="the first host")).free_bytes()
 
 
 def bytes_in_twin(rank: Rank, *, location: str) -> int:

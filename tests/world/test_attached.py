@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from pytest_ckpt.errors import SettingError
+from pytest_ckpt.errors import CannotFit, SettingError
 from pytest_ckpt.measure.io_probes import Reading, combine
 from pytest_ckpt.plugin.follow import FollowingWorld
 from pytest_ckpt.plugin.lead import LeadingWorld
-from pytest_ckpt.target.path import open_target
+from pytest_ckpt.target.path import PathTarget, open_target
 from pytest_ckpt.target.spec import TargetSpec
 from pytest_ckpt.world import spread
 from pytest_ckpt.world.attached import AttachedWorld, LeftTheCall
@@ -307,6 +307,24 @@ def test_disks_of_hosts_are_told_apart_and_cleaned_on_both(disks: tuple[Path, Pa
     assert os.listdir(twin) == [".pytest-ckpt"]
     folder.close()
     assert [os.listdir(disk) for disk in disks] == [[], []]
+
+
+def test_disk_without_room_for_its_part_is_named_by_its_host(
+    disks: tuple[Path, Path], quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def see(host: int, path: str) -> str:
+        return path.replace(str(disks[0]), str(disks[host]))
+
+    free = {str(disks[0]): 600, str(disks[1]): 400}
+    monkeypatch.setattr(PathTarget, "free_bytes", lambda target: free[target.location])
+    own = open_target(TargetSpec("disk", str(disks[0]), source="test")).open()
+    folder = spread.SpreadFolder(TwoHosts(see), own)
+    folder.require_space(800)  # of which each host writes a half
+    with pytest.raises(
+        CannotFit, match=f"the part of the save on host 1 needs 401 B and {disks[0]} on host 1 has 400 B"
+    ):
+        folder.require_space(801)
+    folder.close()
 
 
 def test_folder_that_cannot_be_made_elsewhere_is_refused(disks: tuple[Path, Path], quick: None) -> None:
