@@ -65,9 +65,13 @@ class RankProcess:
 
     def exit_code(self) -> int | None:
         """Return its exit status, negative for a signal; None where it has not ended."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.popen.wait(timeout=1)
+        self.reap(1)
         return self.popen.returncode
+
+    def reap(self, timeout_s: float) -> None:
+        """Wait so long for its end, after which the kernel may forget it."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(timeout_s)
 
     def log_tail(self) -> str:
         """Return the last lines that it wrote."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
-import signal
+import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import psutil
@@ -25,9 +23,6 @@ from pytest_ckpt.world.process import RankProcess, take_stacks
 from pytest_ckpt.world.scratch import ScratchFolder
 from pytest_ckpt.world.status import create_status_file
 
-if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing import PContext
-
 _POLL_S = 0.2
 _GRACE_S = 2.0
 """After the first failure the other ranks get this long to say what they saw."""
@@ -36,7 +31,6 @@ _START_LIMIT = f"the {_START_S:.0f} s that ranks get to start"
 _END_S = 4.0
 
 
-_ELASTIC_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 _RANK_PROGRAM = (
     # Without the working folder, whose modules could stand before Python's own, and with this package last.
     "import sys; sys.path[:1] = []; sys.path.append(sys.argv.pop(1)); from pytest_ckpt.world.rank import start; start()"
@@ -44,7 +38,7 @@ _RANK_PROGRAM = (
 
 
 class SpawnedWorld:
-    """N ranks on this host, started by torch's elastic multiprocessing, reached over one Unix socket each.
+    """N ranks on this host, programs of their own that this process starts and reaches over one Unix socket each.
 
     The ranks start with the first command and stay until `close`. After a failure they are ended to the last process,
     and the next command starts new ones. Unix sockets and a FileStore: no TCP port can collide.
@@ -57,7 +51,6 @@ class SpawnedWorld:
         self.size = size
         self.device = device
         self.timeout_s = timeout_s
-        self._context: PContext | None = None
         self._processes: list[RankProcess] = []
         self._channels: list[Channel] = []
         self._scratch: ScratchFolder | None = None
@@ -88,7 +81,7 @@ class SpawnedWorld:
         command = encode({"function": listed(ref), "arguments": arguments})
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         try:
-            if self._context is None:
+            if not self._processes:
                 self._start(while_waiting)
             self._holds_others_state |= not ref.module.startswith("pytest_ckpt.")
             return self._tell(command, timeout_s, f"{format_seconds(timeout_s)} (--ckpt-timeout)", while_waiting)
@@ -113,47 +106,12 @@ class SpawnedWorld:
         self._destroy()
 
     def _start(self, while_waiting: Callable[[], None] | None) -> None:
-        from torch.distributed.elastic.multiprocessing import (
-            DefaultLogsSpecs,
-            Std,
-            SubprocessContext,
-            start_processes,
-        )
-
         self._scratch = ScratchFolder()
         folder = self._scratch.path
-        status_files = [folder / f"status{rank}" for rank in range(self.size)]
-        for status_file in status_files:
-            create_status_file(status_file)
         socket_path = str(folder / "socket")
-        arguments = {
-            rank: (
-                *("-c", _RANK_PROGRAM, str(Path(__file__).parents[2]), socket_path, str(status_file)),
-                *(str(folder / "store"), str(os.getpid())),
-            )
-            for rank, status_file in enumerate(status_files)
-        }
         with Listener(socket_path) as listener:
-            with _own_signal_handlers_kept(), _elastic_quiet():
-                self._context = start_processes(
-                    name="ckpt",
-                    entrypoint=sys.executable,
-                    args=arguments,
-                    envs={rank: self._environment(rank) for rank in range(self.size)},
-                    logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs"), redirects=Std.ALL),
-                )
-            context = self._context
-            assert isinstance(context, SubprocessContext)
-            self._processes = [
-                RankProcess(
-                    rank=rank,
-                    popen=context.subprocess_handlers[rank].proc,
-                    status_file=status_file,
-                    stdout=Path(context.stdouts[rank]),
-                    stderr=Path(context.stderrs[rank]),
-                )
-                for rank, status_file in enumerate(status_files)
-            ]
+            for rank in range(self.size):
+                self._processes.append(self._start_rank(rank, folder, socket_path))
             self._channels = self._accept(listener)
         setup = {
             "sys_path": [os.path.abspath(entry) for entry in sys.path],
@@ -161,6 +119,24 @@ class SpawnedWorld:
             "device": self.device,
         }
         self._tell(encode(setup), _START_S, _START_LIMIT, while_waiting)
+
+    def _start_rank(self, rank: int, folder: Path, socket_path: str) -> RankProcess:
+        status_file, stdout, stderr = (folder / f"{name}{rank}" for name in ("status", "stdout", "stderr"))
+        create_status_file(status_file)
+        package, parent = str(Path(__file__).parents[2]), str(os.getpid())
+        with open(stdout, "ab") as out, open(stderr, "ab") as err:
+            popen = subprocess.Popen(
+                (
+                    *(sys.executable, "-c", _RANK_PROGRAM, package),
+                    *(socket_path, str(status_file), str(folder / "store"), parent),
+                ),
+                env=os.environ | self._environment(rank),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,  # Ctrl-C is this process's to handle, and all that a rank started ends with it
+            )
+        return RankProcess(rank=rank, popen=popen, status_file=status_file, stdout=stdout, stderr=stderr)
 
     def _environment(self, rank: int) -> dict[str, str]:
         environment = {
@@ -231,13 +207,12 @@ class SpawnedWorld:
             channel.close()
         for process in self._processes:
             process.kill()
-        if self._context is not None:
-            with _elastic_quiet():
-                self._context.close(signal.SIGKILL, timeout=int(_END_S))
+        for process in self._processes:
+            process.reap(_END_S)
         if self._scratch is not None:
             _kill_strays(self._scratch.path)
             self._scratch.remove()
-        self._channels, self._context, self._scratch, self._processes = [], None, None, []
+        self._channels, self._scratch, self._processes = [], None, []
         self._holds_others_state = False
 
 
@@ -249,30 +224,6 @@ def _ended(waiting: dict[Channel, RankProcess]) -> list[Channel]:
     return ended
 
 
-@contextlib.contextmanager
-def _own_signal_handlers_kept() -> Iterator[None]:
-    """Keep torch elastic from replacing the handlers of this process, or put them back where it did all the same.
-
-    Its handlers raise an `Exception`, which would make a failed test of what should end the session.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handlers = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)}
-    chosen = os.environ.get(_ELASTIC_SIGNALS)
-    os.environ[_ELASTIC_SIGNALS] = ""
-    try:
-        yield
-    finally:
-        if chosen is None:
-            del os.environ[_ELASTIC_SIGNALS]
-        else:
-            os.environ[_ELASTIC_SIGNALS] = chosen
-        for number, handler in handlers.items():
-            if handler is not None and signal.getsignal(number) is not handler:
-                signal.signal(number, handler)
-
-
 def _kill_strays(scratch: Path) -> None:
     """Kill ranks that were started and never noted: an interrupt came in between."""
     for child in psutil.Process().children():
@@ -280,15 +231,3 @@ def _kill_strays(scratch: Path) -> None:
             if any(argument.startswith(str(scratch)) for argument in child.cmdline()):
                 child.kill()
                 child.wait(_END_S)
-
-
-@contextlib.contextmanager
-def _elastic_quiet() -> Iterator[None]:
-    """Keep elastic's log of what we do on purpose (ending ranks) off the screen."""
-    logger = logging.getLogger("torch.distributed.elastic.multiprocessing")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -129,7 +129,7 @@ def test_large_arguments_and_replies_cross(world: SpawnedWorld) -> None:
 
 
 def test_handlers_of_the_caller_stay_as_they_were(world: SpawnedWorld) -> None:
-    """torch's elastic multiprocessing installs its own for SIGTERM and others when it starts processes."""
+    """They are what ends the session in good order, and a library that starts processes may install its own."""
     world.close()
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)]
     world.run(ranks.pid)
