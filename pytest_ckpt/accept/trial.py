@@ -279,12 +279,6 @@ class Trial:
             self.not_applicable(why)
         return found
 
-    def is_verifiable(self, location: str) -> bool:
-        """Return whether the folder alone tells that the checkpoint at `location` is complete, as it does now."""
-        found = verify(location)
-        assert found.is_complete or self._why_not_verifiable(found, location) is not None, found.text
-        return found.is_complete
-
     def _why_not_verifiable(self, found: Verification, location: str) -> str | None:
         if found.outcome in ("other-format", "refused-metadata"):
             return f"the writer's format is its own: {found.text}"

@@ -243,23 +243,65 @@ def outputs(
     return outs
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("signal_name", "word"), [("SIGKILL", "died"), ("SIGSTOP", "is stuck")])
-def test_rank_of_another_agent_is_named_and_both_agents_end(tmp_path: Path, signal_name: str, word: str) -> None:
-    """torchrun gives a rank that it ends 30 s: a stopped one makes its agent end that much later."""
-    project = make_project(tmp_path, test_signalled=SIGNALLED)
-    project.environment |= {"CULPRIT_GETS": signal_name, "CULPRIT": "2", "OMP_NUM_THREADS": "1"}
+def two_agents(*options: str) -> list[list[str]]:
+    """Return the commands of two of torchrun's agents with two ranks each, that meet on this host."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         endpoint = f"localhost:{probe.getsockname()[1]}"
     agents = []
     for number in (0, 1):
         meeting = (f"--rdzv-endpoint={endpoint}", "--rdzv-backend=c10d", f"--rdzv-conf=is_host={1 - number}")
-        command = (*TORCHRUN, "--nnodes=2", "--nproc-per-node=2", *meeting, "-m", "pytest", *DEFAULTS)
-        agents.append([*command, "--ckpt-timeout=6s"])
-    outs = outputs(agents, project, project._environment(signal_name), status=1)
+        ranks = (*TORCHRUN, "--nnodes=2", "--nproc-per-node=2", *meeting, "-m", "pytest", *DEFAULTS)
+        agents.append([*ranks, *options])
+    return agents
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("signal_name", "word"), [("SIGKILL", "died"), ("SIGSTOP", "is stuck")])
+def test_rank_of_another_agent_is_named_and_both_agents_end(tmp_path: Path, signal_name: str, word: str) -> None:
+    """torchrun gives a rank that it ends 30 s: a stopped one makes its agent end that much later."""
+    project = make_project(tmp_path, test_signalled=SIGNALLED)
+    project.environment |= {"CULPRIT_GETS": signal_name, "CULPRIT": "2", "OMP_NUM_THREADS": "1"}
+    outs = outputs(two_agents("--ckpt-timeout=6s"), project, project._environment(signal_name), status=1)
     assert f"rank 2 {word} in phase 'save_round > save > write_data'" in outs[0]
     assert "1 failed, 1 passed" in outs[0]
+    assert "test session starts" not in outs[1]
+    assert project.in_target() == []
+
+
+ON_ONE_OF_FOUR = """
+import os
+
+import pytest
+
+RANK = int(os.environ["RANK"])
+
+
+def test_fails_on_three(ckpt_save):
+    assert RANK != 3, "three alone"
+    ckpt_save(mode="sync")
+
+
+def test_skips_on_one(ckpt_save):
+    if RANK == 1:
+        pytest.skip("one alone")
+    ckpt_save(mode="sync")
+
+
+def test_after(ckpt_save):
+    ckpt_save(mode="sync")
+"""
+
+
+@pytest.mark.long
+def test_failure_and_skip_on_one_of_four_ranks_are_those_of_all(tmp_path: Path) -> None:
+    project = make_project(tmp_path, test_one_of_four=ON_ONE_OF_FOUR)
+    project.environment |= {"OMP_NUM_THREADS": "1"}
+    outs = outputs(two_agents("-rA", "--ckpt-timeout=30s"), project, project._environment("four"), status=1)
+    assert "1 failed, 1 passed, 1 skipped" in outs[0], outs[0]
+    assert "rank 3" in outs[0]
+    assert "three alone" in outs[0]
+    assert "one alone" in outs[0]
     assert "test session starts" not in outs[1]
     assert project.in_target() == []
 

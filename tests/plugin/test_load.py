@@ -157,7 +157,7 @@ def test_what_cannot_be_used_is_refused_in_a_sentence(project: Project, call: st
     ("given", "status", "message"),
     [
         ("--ckpt-writer=writers:losing", 1, "what was loaded is not what was saved: app.model.norm.weight (1 of 84 *"),
-        ("--ckpt-writer-opt=serialization_format=safetensors", 4, "serialization_format=safetensors *cannot read*"),
+        ("--ckpt-writer-opt=serialization_format=safetensors", 4, "serialization_format=safetensors *none of DCP*"),
         pytest.param(
             "--ckpt-writer=writers:own_format",
             4,
