@@ -1,13 +1,15 @@
 """torch.save without its checksums, in whichever thread a writer serialises.
 
-torch keeps that switch for each thread (2.13), and DCP serialises in threads of its own; the one place that they pass,
-each for itself and before it serialises, is the opening of a file.
+torch keeps that switch for each thread (2.13), or one for all of them (2.9), and DCP serialises in threads of its own;
+the one place that they pass, each for itself and before it serialises, is the opening of a file.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,10 +41,50 @@ class _WithoutCrc32:
     @contextmanager
     def __call__(self, path: Any, mode: str) -> Iterator[Any]:
         open_stream: Callable[..., Any] = type(self._filesystem).create_stream
-        before = torch.serialization.get_crc32_options()
-        torch.serialization.set_crc32_options(False)
-        try:
-            with open_stream(self._filesystem, path, mode) as stream:
-                yield stream
-        finally:
-            torch.serialization.set_crc32_options(before)
+        with _switched_off(), open_stream(self._filesystem, path, mode) as stream:
+            yield stream
+
+
+class _Switch:
+    """How many files are open without crc32, and what the switch was before the first of them."""
+
+    files = 0
+    before = True
+
+
+class _SwitchOfThread(threading.local, _Switch):
+    pass
+
+
+_lock = threading.Lock()
+_of_thread, _of_all = _SwitchOfThread(), _Switch()
+
+
+@contextmanager
+def _switched_off() -> Iterator[None]:
+    """Switch crc32 off until the last of the files that share the switch is closed."""
+    with _lock:
+        switch = _of_thread if _is_per_thread() else _of_all
+        if not switch.files:
+            switch.before = torch.serialization.get_crc32_options()
+            torch.serialization.set_crc32_options(False)
+        switch.files += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            switch.files -= 1
+            if not switch.files:
+                torch.serialization.set_crc32_options(switch.before)
+
+
+@cache
+def _is_per_thread() -> bool:
+    """Return whether this torch has a switch for each thread."""
+    here, there = torch.serialization.get_crc32_options(), list[bool]()
+    torch.serialization.set_crc32_options(not here)
+    other = threading.Thread(target=lambda: there.append(torch.serialization.get_crc32_options()))
+    other.start()
+    other.join()
+    torch.serialization.set_crc32_options(here)
+    return there == [here]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
 
 from pytest_ckpt.save import torch_private
@@ -55,9 +56,11 @@ class DcpEngine:
         """None: DCP's default."""
         self._kept: StorageWriter | None = None
         self._metadata: Metadata | None = None
+        self._location = ""
 
     def prepare(self, location: str) -> None:
         """See `Engine.prepare`."""
+        self._location = location
         if self._keeps_writer and self._kept is not None:
             # What it staged is in the writer, which DCP itself would reset in this way.
             self._kept.reset(location)
@@ -88,7 +91,11 @@ class DcpEngine:
 
     def stored_bytes(self) -> int | None:
         """See `Engine.stored_bytes`."""
-        return None if self._metadata is None else stored_bytes(self._metadata)
+        if self._metadata is None:
+            return None
+        if self._metadata.storage_data is None:  # torch 2.9 returns what it had before the writer's part was added
+            return stored_bytes_of(self._location, self.make_reader)
+        return stored_bytes(self._metadata)
 
     def load(self, state_dict: dict[str, Any], location: str) -> None:
         """See `Engine.load`."""
@@ -114,6 +121,15 @@ class _Noting:
     def result(self) -> Any:
         self._engine._metadata = self._future.result()
         return self._engine._metadata
+
+
+def stored_bytes_of(location: str, make_reader: Callable[[str], StorageReader] | None) -> int | None:
+    """Return `stored_bytes` of the checkpoint at `location`; None where nothing here can read its list."""
+    try:
+        reader = FileSystemReader(location) if make_reader is None else make_reader(location)
+        return stored_bytes(reader.read_metadata())
+    except Exception:  # of a format that is not known here, which is no failure of the save
+        return None
 
 
 def stored_bytes(metadata: Metadata) -> int | None:

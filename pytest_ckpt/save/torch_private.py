@@ -7,9 +7,8 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
-
-from pytest_ckpt.errors import SettingError
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import SavePlan
@@ -84,15 +83,24 @@ def offsets_of_shard(tensor: DTensor) -> tuple[int, ...]:
 def mesh_on_paper(size: int, rank: int) -> DeviceMesh:
     """Return the mesh of a full shard over `size` ranks as `rank` sees it, without a process group."""
     import torch
-    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed import device_mesh
 
+    given: dict[str, Any] = {"mesh_dim_names": ("shard",), "_init_backend": False}
     try:
-        return DeviceMesh("cpu", torch.arange(size), mesh_dim_names=("shard",), _init_backend=False, _rank=rank)
-    except TypeError:  # a torch before 2.10
-        raise SettingError(
-            f"torch {torch.__version__} makes no mesh without processes, which planning on paper needs; install a "
-            "later one"
-        ) from None
+        return device_mesh.DeviceMesh("cpu", torch.arange(size), _rank=rank, **given)
+    except TypeError:  # a torch before 2.10, which looks up its rank in the process group
+        with _replaced(device_mesh, "get_rank", lambda: rank):
+            return device_mesh.DeviceMesh("cpu", torch.arange(size), **given)
+
+
+@contextmanager
+def _replaced(module: ModuleType, name: str, value: Any) -> Iterator[None]:
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
 
 
 @contextmanager
@@ -112,11 +120,8 @@ def validation_timed(note: Callable[[float], None]) -> Iterator[None]:
         finally:
             note(time.process_time() - began)
 
-    setattr(default_planner, _VALIDATE, timed)
-    try:
+    with _replaced(default_planner, _VALIDATE, timed):
         yield
-    finally:
-        setattr(default_planner, _VALIDATE, validate)
 
 
 _VALIDATE = "_validate_global_plan"

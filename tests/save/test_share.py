@@ -72,7 +72,7 @@ def test_each_rank_plans_what_the_same_rank_of_the_whole_job_plans(geometry: Geo
 
 def test_dcps_own_planner_would_refuse_the_same_plans() -> None:
     plans = [planner(TIED, Share(2, 7), rank).create_local_plan() for rank in (0, 1)]
-    with pytest.raises(ValueError, match="invalid fill tensor-volume"):
+    with pytest.raises(ValueError, match=r"invalid fill tensor-volume|Failed to validate"):
         DefaultSavePlanner().create_global_plan(plans)
 
 
@@ -99,7 +99,7 @@ def test_metadata_tells_of_the_chunks_of_these_ranks_and_of_no_others(geometry: 
 
 def test_chunks_that_overlap_are_still_found() -> None:
     first, early = planner(TIED, Share(2, 7), 0), planner(TIED, Share(2, 8), 1)
-    with pytest.raises(ValueError, match="overlapping chunks"):
+    with pytest.raises(ValueError, match=r"overlapping chunks|Failed to validate"):
         first.create_global_plan([first.create_local_plan(), early.create_local_plan()])
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import default_planner, state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -108,7 +108,9 @@ def test_offsets_of_a_shard_are_those_at_which_dcp_stores_it(tmp_path: Path) -> 
 
 def test_mesh_on_paper_shards_as_a_rank_of_a_mesh_that_has_processes_would() -> None:
     mesh = torch_private.mesh_on_paper(4, 2)
-    assert (mesh.size(), mesh.get_coordinate()) == (4, (2,)), BROKEN + "DeviceMesh(_init_backend=False, _rank=...)"
+    assert (mesh.size(), tuple(mesh.get_coordinate() or ())) == (4, (2,)), (
+        BROKEN + "DeviceMesh(_init_backend=False, _rank=...)"
+    )
     local = torch.empty(2, 3, device="meta")
     tensor = DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=torch.Size((7, 3)), stride=(3, 1))
     assert torch_private.offsets_of_shard(tensor) == (4, 0), BROKEN + "a DTensor on a mesh without processes"
@@ -129,7 +131,8 @@ def test_check_of_a_global_plan_is_timed_and_put_back() -> None:
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_write_results_are_those_of_the_writer_but_for_the_bytes_of_torch_save(tmp_path: Path) -> None:
     state = {"a": torch.ones(3), "b": 7, "c": torch.ones(2, 2, dtype=torch.bfloat16)}
-    metadata = state_dict_saver.save(state, storage_writer=FileSystemWriter(tmp_path))
+    state_dict_saver.save(state, storage_writer=FileSystemWriter(tmp_path))
+    metadata = FileSystemReader(tmp_path).read_metadata()  # torch 2.9 does not return the writer's part
     planner = DefaultSavePlanner()
     planner.set_up_planner(state, is_coordinator=True)
     results = {result.index: result for result in torch_private.write_results(planner.create_local_plan(), 0)}
