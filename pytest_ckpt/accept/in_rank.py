@@ -15,6 +15,7 @@ from pytest_ckpt.accept import states
 from pytest_ckpt.accept.audit import audit
 from pytest_ckpt.accept.faults import Fault, plant, unplant
 from pytest_ckpt.accept.states import DictSpec
+from pytest_ckpt.errors import SettingError
 from pytest_ckpt.world import commands
 from pytest_ckpt.world.context import Rank
 
@@ -38,6 +39,19 @@ def open_trial(rank: Rank, *, setup: dict[str, Any]) -> dict[str, Any]:
         "pid": os.getpid(),
         "methods": {name: _defined_in(writer, name) for name in ("write_data", "finish", "stage")} if writer else {},
     }
+
+
+def whose_reader(rank: Rank, *, setup: dict[str, Any], location: str) -> str | None:
+    """Return the module that reads the data of the checkpoint at `location`; of another engine than DCP's, None."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    from pytest_ckpt.save.dcp import DcpEngine
+
+    engine = _opened(rank, setup)
+    if not isinstance(engine, DcpEngine):
+        return None
+    reader = FileSystemReader(location) if engine.make_reader is None else engine.make_reader(location)
+    return _defined_in(reader, "read_data")
 
 
 def save(
@@ -94,6 +108,8 @@ def load(rank: Rank, *, setup: dict[str, Any], spec: dict[str, Any], location: s
     try:
         with rank.status.phase("load"):
             engine.load(state, location)
+    except SettingError:  # the user's to mend
+        raise
     except _errors() as error:
         return {**_content(state), "error": _described(error)}
     return _content(state)

@@ -18,6 +18,8 @@ from pytest_ckpt.accept.states import DictSpec
 from pytest_ckpt.accept.verify import verify
 from pytest_ckpt.errors import CkptError
 from pytest_ckpt.records import Verification
+from pytest_ckpt.save.engines import DEFAULT_ENGINE
+from pytest_ckpt.save.readers import require_found_by_path
 from pytest_ckpt.target.interface import WorkFolder
 from pytest_ckpt.world import commands
 from pytest_ckpt.world.functions import listed
@@ -212,6 +214,11 @@ class Trial:
         modules = self.opened()[0]["methods"]
         return all(str(modules.get(method)).startswith(_OF_DCP) for method in methods)
 
+    def is_read_by_dcp(self, saved: Saved) -> bool:
+        """Return whether it is DCP's own code that reads the data of `saved`."""
+        module = self.run(in_rank.whose_reader, location=saved.location)[0]
+        return str(module).startswith(_OF_DCP)
+
     def save(
         self,
         spec: DictSpec,
@@ -304,6 +311,8 @@ class Trial:
 
     def require_equal(self, saved: Saved, *, world: World | None = None, location: str | None = None) -> None:
         """Load `saved` and raise `AssertionError` with the names where it is not, bit for bit, what was saved."""
+        if location is None and self.saving.engine == DEFAULT_ENGINE and self.saving.reader is None:
+            require_found_by_path(saved.location)
         self._require_equal(saved, self.load(saved.spec, location or saved.location, world=world))
 
     def _require_equal(self, saved: Saved, loaded: Content) -> None:

@@ -28,6 +28,7 @@ from pytest_ckpt.accept.listing import (
 )
 from pytest_ckpt.accept.metadata_file import OtherFormat, RefusedMetadata, UnreadableMetadata
 from pytest_ckpt.accept.times import written_over
+from pytest_ckpt.errors import CkptError
 from pytest_ckpt.model.share import PARTIAL, PARTIAL_SIGN
 from pytest_ckpt.records import Orphan, Problem, Verification
 from pytest_ckpt.units import format_bytes, format_rate, format_seconds
@@ -113,8 +114,11 @@ _KIND_OF = {
 def _is_partial(folder: CheckpointFolder) -> bool:
     if PARTIAL not in folder.files:
         return False
-    with folder.open(PARTIAL) as descriptor:
-        return os.read(descriptor, len(PARTIAL_SIGN)) == PARTIAL_SIGN.encode()
+    try:
+        with folder.open(PARTIAL) as descriptor:
+            return os.read(descriptor, len(PARTIAL_SIGN)) == PARTIAL_SIGN.encode()
+    except (OSError, CkptError):  # of a file that cannot be read nothing is known
+        return False
 
 
 def _without_list(folder: CheckpointFolder) -> tuple[str, str]:

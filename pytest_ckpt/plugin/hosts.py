@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from pytest_ckpt.judge.hardware_differences import hardware_differences
@@ -41,10 +43,10 @@ class Hosts:
             )
         return folder
 
-    def require_space(self, target: Target, folder: WorkFolder, need_bytes: int) -> None:
-        """Raise `CannotFit` where a checkpoint of `need_bytes` does not fit; a local disk needs room for its part."""
+    def require_space(self, target: Target, folder: WorkFolder, need_bytes: int, of_host: Callable[[int], int]) -> None:
+        """Raise `CannotFit` where a checkpoint of `need_bytes` does not fit; a local disk needs room for `of_host`."""
         if isinstance(folder, SpreadFolder):
-            folder.require_space(need_bytes)
+            folder.require_space(of_host)
         else:
             require_space(need_bytes, target.free_bytes(), target.location)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,7 @@ from pytest_ckpt.errors import CannotFit, SettingError
 from pytest_ckpt.measure.memory import available_memory_bytes
 from pytest_ckpt.model.budget import parse_tokens, training_bytes, why_untrainable
 from pytest_ckpt.model.geometry import find_geometry
-from pytest_ckpt.model.share import Share
+from pytest_ckpt.model.share import Share, rank_bytes
 from pytest_ckpt.plugin import benchmark, values
 from pytest_ckpt.plugin.settings import Settings
 from pytest_ckpt.plugin.specs import ModelSpec
@@ -48,8 +50,8 @@ class Need:
     """None where the test says it; of loads `load`."""
     train: str | None = None
     """Tokens of a rank in a step of the training beside the saves."""
-    share: float = 1.0
-    """Of the ranks, the part that is on this host."""
+    hosts: tuple[int, ...] = ()
+    """Of each rank, the number of its host, of which this is 0; empty: all are on this one."""
     replicas: int = 1
     """How often the state is held, each by ranks of its own."""
     writes_replicas: bool = False
@@ -70,7 +72,7 @@ class Need:
             device=settings.device,
             mode="load" if _loads(item) else params.get("ckpt_mode"),
             train=None if _loads(item) else settings.train,
-            share=run.host_share,
+            hosts=run.hosts,
             replicas=1 if mesh is None else mesh.replicate,
             writes_replicas=settings.engine.name != DEFAULT_ENGINE,
         )
@@ -86,7 +88,7 @@ class Need:
             device=request.world.device,
             mode="load" if request.saved_by is not None else request.mode,
             train=request.train,
-            share=run.host_share,
+            hosts=run.hosts,
             replicas=1 if request.mesh is None else request.mesh.replicate,
             writes_replicas=request.engine.name != DEFAULT_ENGINE,
         )
@@ -114,7 +116,28 @@ class Need:
         held = state * self.replicas + self._training_bytes() if self.device == "cpu" else 0
         staged = 0 if self.mode in ("sync", "load") else state * self.replicas
         stored = (self.target_bytes or 0) if self.target.medium == "memory" else 0
-        return round((held + staged + stored + self.ranks * _RANK_BYTES) * self.share)
+        ranks = self.hosts.count(0) or self.ranks
+        return round((held + staged + stored) * self.part_of(0)) + ranks * _RANK_BYTES
+
+    def target_bytes_of(self, host: int) -> int:
+        """Return what the ranks of `host` write of the target's bytes."""
+        return math.ceil((self.target_bytes or 0) * self.part_of(host))
+
+    def part_of(self, host: int) -> float:
+        """Return which part of the state the ranks of `host` hold: the first ranks are the fullest, as FSDP cuts."""
+        return self._parts.get(host, 0.0) if self.hosts else 1.0
+
+    @cached_property
+    def _parts(self) -> dict[int, float]:
+        sizes = [1] * len(self.hosts)
+        if self.model is not None and self.model.function is None:
+            geometry, share = find_geometry(self.model.name, "ckpt_model"), self.model.share
+            shards = len(sizes) // self.replicas if share is None else share.of
+            sizes = [rank_bytes(geometry, self.model.recipe, shards, rank % shards) for rank in range(len(sizes))]
+        of_hosts: dict[int, float] = dict.fromkeys(self.hosts, 0.0)
+        for size, host in zip(sizes, self.hosts, strict=True):
+            of_hosts[host] += size / sum(sizes)
+        return of_hosts
 
     def _training_bytes(self) -> int:
         if self.train is None or self.model is None or self.model.function is not None:
@@ -147,7 +170,7 @@ class Need:
         self._check_training()
         if self.mode == "load" and self.model is not None:
             refuse_share(self.model.share)
-        if self.target_bytes is not None and self.share == 1:  # else it depends on how the hosts see the target
+        if self.target_bytes is not None and not self.hosts:  # else it depends on how the hosts see the target
             require_space(self.target_bytes, self.target.free_bytes(), self.target.location)
         need, free = self.memory_bytes, available_memory_bytes() + reusable_bytes
         if self.model is not None and need is not None and need > free:

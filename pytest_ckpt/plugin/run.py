@@ -141,13 +141,14 @@ class Run:
                     self.folder(target)
                 if self._hosts is not None:
                     for target in self._accepting:
-                        self._hosts.require_space(target, self.folder(target), plan.ACCEPTANCE_BYTES)
+                        folder, most = self.folder(target), plan.ACCEPTANCE_BYTES
+                        self._hosts.require_space(target, folder, most, lambda _: plan.ACCEPTANCE_BYTES)
                     for need in self._needs:
                         self._require_space_on_hosts(need)
                 if self._hosts is not None and targets:
                     self._hosts.compare()
                 return (yield)
-            except SettingError as error:
+            except (SettingError, RankFailure) as error:
                 raise pytest.UsageError(str(error)) from error
             finally:
                 self.close()
@@ -158,7 +159,8 @@ class Run:
 
     def _require_space_on_hosts(self, need: Need) -> None:
         if self._hosts is not None and need.target_bytes is not None:
-            self._hosts.require_space(need.target, self.folder(need.target), need.target_bytes)
+            folder = self.folder(need.target)
+            self._hosts.require_space(need.target, folder, need.target_bytes, need.target_bytes_of)
 
     def target(self, label: str | None = None) -> Target:
         """Return the target called `label`, or the first; resolved once."""
@@ -200,10 +202,9 @@ class Run:
         return self._worlds[size]
 
     @property
-    def host_share(self) -> float:
-        """The part of the ranks that is on this host."""
-        hosts = self.lead.world.hosts if self.lead is not None else (0,)
-        return hosts.count(0) / len(hosts)
+    def hosts(self) -> tuple[int, ...]:
+        """Of each rank, the number of its host, where they are on several; empty: all are on this one."""
+        return tuple(self.lead.world.hosts) if self.lead is not None and self._hosts is not None else ()
 
     def _new_world(self, size: int) -> World:
         if self.lead is not None:

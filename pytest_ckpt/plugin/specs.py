@@ -118,7 +118,11 @@ def engine_spec(text: str, source: str) -> EngineSpec:
 def require_importable(ref: FunctionRef, source: str) -> None:
     """Raise `SettingError` where the ranks cannot find the package of `ref`; the package itself is not imported."""
     package = ref.module.partition(".")[0]
-    if importlib.util.find_spec(package) is None:
+    try:
+        found = importlib.util.find_spec(package) is not None
+    except ValueError:  # `__main__`, and modules that were made by hand
+        found = False
+    if not found:
         raise SettingError(
             f"{str(ref)!r} (from {source}) cannot be imported: there is no module {package!r}; write the name of one "
             "that is installed, or lies beside the tests or in PYTHONPATH"

@@ -17,22 +17,16 @@ from pytest_ckpt.measure.spans import Event, RankTrace
 from pytest_ckpt.model.share import PARTIAL
 from pytest_ckpt.save.dcp import DcpEngine
 from pytest_ckpt.save.engine import Engine, TimedSave
+from pytest_ckpt.save.readers import require_found_by_path
 from pytest_ckpt.save.trace import SaveTrace
-
-METADATA = ".metadata"
-"""Without this file DCP finds no checkpoint in a folder."""
 
 
 def require_loadable(engine: Engine, location: str) -> None:
     """Raise `SettingError` where what lies at `location` is no whole checkpoint, or DCP needs a reader for it."""
     if os.path.exists(os.path.join(location, PARTIAL)):
         raise SettingError(f"{location} holds a part of a checkpoint (see {PARTIAL} there), which cannot be loaded")
-    by_its_path = isinstance(engine, DcpEngine) and engine.make_reader is None and "://" not in location
-    if by_its_path and not os.path.exists(os.path.join(location, METADATA)):
-        raise SettingError(
-            f"the writer left no {METADATA}, so dcp.load(checkpoint_id=...) cannot load its checkpoint by its path; "
-            "name what reads its format: --ckpt-reader=package.module:function, from a path to a StorageReader"
-        )
+    if isinstance(engine, DcpEngine) and engine.make_reader is None:
+        require_found_by_path(location)
 
 
 def timed_load(engine: Engine, state_dict: dict[str, Any], location: str) -> TimedSave:

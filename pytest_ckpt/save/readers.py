@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pytest_ckpt.errors import SettingError
+from pytest_ckpt.save.factories import require_call
 from pytest_ckpt.save.options import HUGGING_FACE
 
 if TYPE_CHECKING:
@@ -35,10 +37,24 @@ OF_WRITERS = {HUGGING_FACE: "HuggingFaceStorageReader"}
 """What reads back the checkpoints of the writers of ours that the path does not tell."""
 
 
+METADATA = ".metadata"
+"""Without this file DCP finds no checkpoint in a folder by itself."""
+
+
+def require_found_by_path(location: str) -> None:
+    """Raise `SettingError` where DCP needs to be told what reads the checkpoint at `location`."""
+    if "://" not in location and not os.path.exists(os.path.join(location, METADATA)):
+        raise SettingError(
+            f"the writer left no {METADATA}, so dcp.load(checkpoint_id=...) cannot load its checkpoint by its path; "
+            "name what reads its format: --ckpt-reader=package.module:function, from a path to a StorageReader"
+        )
+
+
 def make_reader(factory: Callable[..., Any], location: str, name: str) -> StorageReader:
     """Return what `factory` makes for `location`; `SettingError` where that is no StorageReader."""
     from torch.distributed.checkpoint.storage import StorageReader
 
+    require_call(factory, "reader", name, location)
     reader = factory(location)
     if not isinstance(reader, StorageReader):
         raise SettingError(

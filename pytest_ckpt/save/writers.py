@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_ckpt.errors import SettingError
+from pytest_ckpt.save.factories import require_call
 from pytest_ckpt.save.options import FILES, HUGGING_FACE
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def make_writer(
     """Return what `factory` makes for `location` with `options`; `SettingError` where that is no StorageWriter."""
     from torch.distributed.checkpoint.storage import StorageWriter
 
+    require_call(factory, "writer", name, location, **(options or {}))
     writer = factory(location, **(options or {}))
     if not isinstance(writer, StorageWriter):
         raise SettingError(

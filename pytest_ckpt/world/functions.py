@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import os
@@ -73,13 +74,21 @@ def resolve(ref: FunctionRef, what: str) -> Callable[..., Any]:
     """Import what `ref` names; `SettingError` with the reason where that fails."""
     try:
         module = _import(ref)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = str(error) if isinstance(error, ModuleNotFoundError) else f"{type(error).__name__}: {error}"
         raise SettingError(f"{what} {ref} cannot be imported: {reason}") from error
     function = getattr(module, ref.name, None)
     if not callable(function):
-        raise SettingError(f"{what} {ref}: module {ref.module!r} has no function {ref.name!r}")
+        raise SettingError(f"{what} {ref}: {_why_no_function(module, ref)}")
     return function  # type: ignore[no-any-return]
+
+
+def _why_no_function(module: ModuleType, ref: FunctionRef) -> str:
+    if hasattr(module, ref.name):
+        return f"{ref.name!r} of module {ref.module!r} is {type(getattr(module, ref.name)).__name__!r} and no function"
+    names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+    near = difflib.get_close_matches(ref.name, names, n=3, cutoff=0.0)
+    return f"module {ref.module!r} has no function {ref.name!r}" + (f"; nearest: {', '.join(near)}" if near else "")
 
 
 def _import(ref: FunctionRef) -> ModuleType:

@@ -81,6 +81,18 @@ class RankProcess:
                 lines += path.read_text(errors="replace").splitlines()[-_LOG_LINES:]
         return "\n".join(lines)
 
+    def has_left_others(self) -> bool:
+        """Return whether it has ended, and processes that it started have not."""
+        if self.popen.poll() is None:
+            return not self.is_running()  # its first thread has ended, and the kernel is at work on the others
+        try:
+            os.killpg(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return True
+
     def kill(self) -> None:
         """End it and what it started, also where it is stopped or has ended before its children."""
         with contextlib.suppress(ProcessLookupError, PermissionError):

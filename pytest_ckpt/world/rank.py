@@ -11,6 +11,7 @@ import faulthandler
 import os
 import signal
 import sys
+import threading
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -151,6 +152,7 @@ def describe_error(error: BaseException, status: StatusBoard, memory: dict[str, 
 
 def _end() -> None:
     """End this program, but for taking apart all that it imported, which takes torch half a second."""
+    threading._shutdown()  # type: ignore[attr-defined]  # what is still to be done in pools and other threads
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

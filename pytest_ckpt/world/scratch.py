@@ -40,7 +40,7 @@ def _remove_those_of_killed_runs(base: Path) -> None:
             found = path.lstat()
             if found.st_uid != os.getuid() or time.time() - found.st_mtime < _JUST_MADE_S:
                 continue
-            lock = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+            lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)  # it may not have got that far
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import msgspec
 import psutil
 
+from pytest_ckpt.errors import CkptError
 from pytest_ckpt.units import format_seconds
 from pytest_ckpt.world.autopsy import Raised, examine
 from pytest_ckpt.world.channel import Channel, Listener, encode
@@ -28,12 +30,16 @@ _GRACE_S = 2.0
 """After the first failure the other ranks get this long to say what they saw."""
 _START_S = 300.0
 _START_LIMIT = f"the {_START_S:.0f} s that ranks get to start"
+_FIRST_WORD_S = 10.0
 _END_S = 4.0
+_AFTERLIFE_S = 1.0
+"""For what a rank leaves to do after its end: Python's resource tracker then removes shared memory."""
 
 
 _RANK_PROGRAM = (
-    # Without the working folder, whose modules could stand before Python's own, and with this package last.
-    "import sys; sys.path[:1] = []; sys.path.append(sys.argv.pop(1)); from pytest_ckpt.world.rank import start; start()"
+    # Without the working folder, whose modules could stand before Python's own; what this process finds comes last.
+    "import json, sys; sys.path[:1] = sys.path[:1] * getattr(sys.flags, 'safe_path', False); "
+    "sys.path += json.loads(sys.argv.pop(1)); from pytest_ckpt.world.rank import start; start()"
 )
 
 
@@ -103,6 +109,9 @@ class SpawnedWorld:
         deadline = time.monotonic() + _END_S
         while any(process.is_running() for process in self._processes) and time.monotonic() < deadline:
             time.sleep(0.02)
+        deadline = time.monotonic() + _AFTERLIFE_S
+        while any(process.has_left_others() for process in self._processes) and time.monotonic() < deadline:
+            time.sleep(0.02)
         self._destroy()
 
     def _start(self, while_waiting: Callable[[], None] | None) -> None:
@@ -123,12 +132,13 @@ class SpawnedWorld:
     def _start_rank(self, rank: int, folder: Path, socket_path: str) -> RankProcess:
         status_file, stdout, stderr = (folder / f"{name}{rank}" for name in ("status", "stdout", "stderr"))
         create_status_file(status_file)
-        package, parent = str(Path(__file__).parents[2]), str(os.getpid())
+        found = [str(Path(__file__).parents[2]), *(os.path.abspath(entry) for entry in sys.path[1:] if entry)]
         with open(stdout, "ab") as out, open(stderr, "ab") as err:
-            popen = subprocess.Popen(
+            popen = _popen(
+                rank,
                 (
-                    *(sys.executable, "-c", _RANK_PROGRAM, package),
-                    *(socket_path, str(status_file), str(folder / "store"), parent),
+                    *(sys.executable, "-c", _RANK_PROGRAM, json.dumps(found)),
+                    *(socket_path, str(status_file), str(folder / "store"), str(os.getpid())),
                 ),
                 env=os.environ | self._environment(rank),
                 stdin=subprocess.DEVNULL,
@@ -157,7 +167,8 @@ class SpawnedWorld:
         while len(channels) < self.size:
             channel = listener.accept(_POLL_S)
             if channel is not None:
-                channels[channel.receive(_START_S)["rank"]] = channel
+                with contextlib.suppress(EOFError, TimeoutError):  # dead or stopped by now: named below
+                    channels[channel.receive(_FIRST_WORD_S)["rank"]] = channel
                 continue
             missing = [process for process in self._processes if process.rank not in channels]
             died = {process.rank for process in missing if not process.is_running()}
@@ -222,6 +233,13 @@ def _ended(waiting: dict[Channel, RankProcess]) -> list[Channel]:
     for channel in ended:
         channel.shut_down()
     return ended
+
+
+def _popen(rank: int, command: Sequence[str], **given: Any) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(command, **given)
+    except OSError as error:
+        raise CkptError(f"rank {rank} cannot be started: {error}; see the limits of processes and memory") from error
 
 
 def _kill_strays(scratch: Path) -> None:

@@ -105,15 +105,15 @@ class SpreadFolder:
         if failed:
             raise OSError(failed[0])
 
-    def require_space(self, need_bytes: int) -> None:
-        """Raise `CannotFit` naming the first host whose disk has no room for what its ranks write of `need_bytes`."""
-        hosts = self._world.hosts
+    def require_space(self, need_bytes: Callable[[int], int]) -> None:
+        """Raise `CannotFit` naming the first host whose disk has no room for the `need_bytes` of that host."""
+        disk = os.path.dirname(self.location)
         for rank, free in enumerate(self._world.keep_house(free_here, path=self.location)):
-            if free is None:
-                continue
-            part = -(-need_bytes * hosts.count(hosts[rank]) // len(hosts))
-            on_host = f" on host {hosts[rank]}"
-            require_space(part, free, os.path.dirname(self.location), f"the part of the save{on_host}", on_host)
+            host = self._world.hosts[rank]
+            if isinstance(free, str):
+                raise SettingError(f"{disk} on host {host} does not say how much is free: {free}")
+            if free is not None:
+                require_space(need_bytes(host), free, disk, f"the part of the save on host {host}", f" on host {host}")
 
     def close(self, keep: bool = False) -> str | None:
         """See `WorkFolder`: on all hosts."""
@@ -172,11 +172,17 @@ def make_twin(rank: Rank, *, path: str) -> str | None:
     return None
 
 
-def free_here(rank: Rank, *, path: str) -> int | None:
-    """Return the bytes that may still be written beside the work folder `path` on this host; None on other ranks."""
+def free_here(rank: Rank, *, path: str) -> int | str | None:
+    """Return the bytes that may still be written beside the work folder `path` on this host, or why nobody knows.
+
+    None on other ranks than a host's first.
+    """
     if not rank.leads_host:
         return None
-    return open_target(TargetSpec("disk", os.path.dirname(path), source="the first host")).free_bytes()
+    try:
+        return open_target(TargetSpec("disk", os.path.dirname(path), source="the first host")).free_bytes()
+    except (SettingError, OSError) as error:
+        return str(error)
 
 
 def bytes_in_twin(rank: Rank, *, location: str) -> int:

@@ -21,9 +21,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    LoadPlanner,
+    SavePlan,
+    SavePlanner,
+    WriteItem,
+    WriteItemType,
+)
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future as TorchFuture
@@ -544,3 +551,43 @@ def _fill(state: Any, held: Any) -> None:
             values.local(value).copy_(held[key])
         else:
             state[key] = held[key]
+
+
+# Readers
+
+
+class _ReadsNothing(FileSystemReader):
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> TorchFuture[None]:
+        done: TorchFuture[None] = TorchFuture()
+        done.set_result(None)
+        return done
+
+
+class _NeverReads(FileSystemReader):
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> TorchFuture[None]:
+        raise OSError("nothing can be read")
+
+
+class _ReadsAsDcp(FileSystemReader):
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> TorchFuture[None]:
+        return super().read_data(plan, planner)
+
+
+def reads_nothing(path: str) -> FileSystemReader:
+    """Leaves the state as it is."""
+    return _ReadsNothing(path)
+
+
+def never_reads(path: str) -> FileSystemReader:
+    """Fails, whatever it is given."""
+    return _NeverReads(path)
+
+
+def reads_as_dcp(path: str) -> FileSystemReader:
+    """Compares no checksum, in code of its own."""
+    return _ReadsAsDcp(path)
+
+
+def no_reader(path: str) -> str:
+    """Makes none."""
+    return path

@@ -182,6 +182,23 @@ def test_memory_is_needed_for_every_replica_and_of_a_share_for_no_more_than_it_i
     assert beyond_one(part) == 2 * (part.target_bytes - whole)
 
 
+def test_a_host_needs_room_for_what_its_own_ranks_hold(tmp_path: Path) -> None:
+    """The first ranks are the fullest: of few experts, or rows, the last ranks have none."""
+    target = open_target(TargetSpec("disk", str(tmp_path), str(tmp_path), "a test"))
+    recipe, hosts = RECIPES["fp32-adamw"], (0, 0, 0, 1, 1, 1)
+    spec = model_spec("moe-debug", "a test", recipe)
+    need = Need(target, spec, ranks=6, copies=2, device="cpu", mode="sync", hosts=hosts)
+    sizes = [rank_bytes(GEOMETRIES["moe-debug"], recipe, 6, rank) for rank in range(6)]
+    assert need.target_bytes == 2 * sum(sizes)
+    assert need.target_bytes_of(0) == pytest.approx(2 * sum(sizes[:3]), abs=1)
+    assert need.target_bytes_of(1) == pytest.approx(2 * sum(sizes[3:]), abs=1)
+    assert need.target_bytes_of(0) > 1.2 * need.target_bytes / 2
+    one = replace(need, hosts=())
+    assert need.memory_bytes is not None
+    assert one.memory_bytes is not None
+    assert need.memory_bytes == pytest.approx(sum(sizes[:3]) + 3 * (one.memory_bytes - sum(sizes)) / 6, abs=2)
+
+
 def test_share_is_never_loaded_and_is_of_a_full_shard(project: Project) -> None:
     project.write("test_it.py", "def test_load(ckpt_load, ckpt_world):\n    ckpt_load()\n")
     refused = project.pytest("--ckpt-share=2/64").require(4)

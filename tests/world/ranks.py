@@ -15,6 +15,8 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -267,3 +269,11 @@ def limited_writer(path: str) -> FileSystemWriter:
 
 def no_writer(path: str) -> str:
     return path
+
+
+def leave_work_behind(rank: Rank, *, folder: str) -> str:
+    """Give a pool work that takes a while, and make shared memory that nobody removes; return its name."""
+    pool = ThreadPoolExecutor(1)
+    pool.submit(time.sleep, 0.5)
+    pool.submit(Path(folder, str(rank.rank)).touch)
+    return str(SharedMemory(create=True, size=1000).name)

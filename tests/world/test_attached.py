@@ -309,6 +309,10 @@ def test_disks_of_hosts_are_told_apart_and_cleaned_on_both(disks: tuple[Path, Pa
     assert [os.listdir(disk) for disk in disks] == [[], []]
 
 
+def stale(target: PathTarget) -> int:
+    raise OSError(116, "Stale file handle")
+
+
 def test_disk_without_room_for_its_part_is_named_by_its_host(
     disks: tuple[Path, Path], quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,11 +323,14 @@ def test_disk_without_room_for_its_part_is_named_by_its_host(
     monkeypatch.setattr(PathTarget, "free_bytes", lambda target: free[target.location])
     own = open_target(TargetSpec("disk", str(disks[0]), source="test")).open()
     folder = spread.SpreadFolder(TwoHosts(see), own)
-    folder.require_space(800)  # of which each host writes a half
+    folder.require_space(lambda host: (600, 400)[host])
     with pytest.raises(
         CannotFit, match=f"the part of the save on host 1 needs 401 B and {disks[0]} on host 1 has 400 B"
     ):
-        folder.require_space(801)
+        folder.require_space(lambda host: 401)
+    monkeypatch.setattr(PathTarget, "free_bytes", stale)
+    with pytest.raises(SettingError, match=f"{disks[0]} on host 0 does not say how much is free: .*Stale file handle"):
+        folder.require_space(lambda host: 1)
     folder.close()
 
 

@@ -101,7 +101,7 @@ def test_text_that_names_a_function_resolves() -> None:
     [
         (FunctionRef("no_such_module", "f"), "cannot be imported: No module named 'no_such_module'"),
         (FunctionRef("os", "no_such_function"), "module 'os' has no function 'no_such_function'"),
-        (FunctionRef("os", "sep"), "module 'os' has no function 'sep'"),
+        (FunctionRef("os", "sep"), "'sep' of module 'os' is 'str' and no function"),
     ],
 )
 def test_function_that_is_not_there_is_named(ref: FunctionRef, reason: str) -> None:

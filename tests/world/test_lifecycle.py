@@ -173,6 +173,15 @@ def test_no_rank_survives_a_killed_parent_and_its_folder_goes_with_the_next_worl
     held.remove()
 
 
+def test_what_a_rank_has_still_to_do_is_done_before_it_ends(tmp_path: Path) -> None:
+    """Work that its pools were given, and what Python's resource tracker does after its end."""
+    world = SpawnedWorld(2)
+    names = world.run(ranks.leave_work_behind, folder=str(tmp_path))
+    world.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+    assert not [name for name in names if Path("/dev/shm", name).exists()]
+
+
 def test_world_says_nothing_on_the_screen() -> None:
     process = parent("close")
     output, errors = process.communicate(timeout=120)
