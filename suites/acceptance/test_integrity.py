@@ -44,7 +44,7 @@ def test_damage_to_a_file_is_told(ckpt_acceptance: Trial, damage: str) -> None:
         assert before.is_complete, before.text
         if damage == "flipped" and before.outcome == "no-checksum":
             ckpt_acceptance.not_applicable("the writer stores no checksums: a flipped byte cannot be told")
-    ckpt_acceptance.require_equal(saved)  # or a load that always fails would tell any damage
+    ckpt_acceptance.load(STATE, saved.location)  # or a load that always fails would tell any damage
     _damage(_largest_file(saved.location), do)
     if before is not None:
         found = ckpt_acceptance.verify(saved.location)
