@@ -43,15 +43,10 @@ def open_trial(rank: Rank, *, setup: dict[str, Any]) -> dict[str, Any]:
 
 def whose_reader(rank: Rank, *, setup: dict[str, Any], location: str) -> str | None:
     """Return the module that reads the data of the checkpoint at `location`; of another engine than DCP's, None."""
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-
     from pytest_ckpt.save.dcp import DcpEngine
 
     engine = _opened(rank, setup)
-    if not isinstance(engine, DcpEngine):
-        return None
-    reader = FileSystemReader(location) if engine.make_reader is None else engine.make_reader(location)
-    return _defined_in(reader, "read_data")
+    return _defined_in(engine.reader(location), "read_data") if isinstance(engine, DcpEngine) else None
 
 
 def save(

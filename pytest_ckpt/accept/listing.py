@@ -24,8 +24,8 @@ from pytest_ckpt.accept.metadata_file import (
 )
 from pytest_ckpt.accept.safetensors_file import DamagedHeader, Shard, misplaced
 from pytest_ckpt.records import Problem
+from pytest_ckpt.save.readers import METADATA
 
-METADATA = ".metadata"
 INDEX = "model.safetensors.index.json"
 DATA_SUFFIXES = (".distcp", safetensors_file.SUFFIX)
 _OF_RANK = re.compile(r"__(\d{1,9})\.metadata")

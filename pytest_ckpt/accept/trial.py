@@ -13,13 +13,12 @@ from pytest_ckpt.accept import in_rank
 from pytest_ckpt.accept.durability import Audit, combine
 from pytest_ckpt.accept.faults import CannotPlant, Fault
 from pytest_ckpt.accept.known import KNOWN
-from pytest_ckpt.accept.listing import METADATA
 from pytest_ckpt.accept.states import DictSpec
 from pytest_ckpt.accept.verify import verify
 from pytest_ckpt.errors import CkptError
 from pytest_ckpt.records import Verification
 from pytest_ckpt.save.engines import DEFAULT_ENGINE
-from pytest_ckpt.save.readers import require_found_by_path
+from pytest_ckpt.save.readers import METADATA, require_found_by_path
 from pytest_ckpt.target.interface import WorkFolder
 from pytest_ckpt.world import commands
 from pytest_ckpt.world.functions import listed

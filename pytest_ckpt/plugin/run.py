@@ -139,13 +139,12 @@ class Run:
                 targets = [*self._accepting, *(need.target for need in self._needs)]
                 for target in targets:
                     self.folder(target)
-                if self._hosts is not None:
-                    for target in self._accepting:
-                        folder, most = self.folder(target), plan.ACCEPTANCE_BYTES
-                        self._hosts.require_space(target, folder, most, lambda _: plan.ACCEPTANCE_BYTES)
+                if self._hosts is not None and targets:
+                    for target in self._accepting:  # whatever the ranks, each host may have to hold all of it
+                        most = plan.ACCEPTANCE_BYTES
+                        self._hosts.require_space(target, self.folder(target), most, lambda _: plan.ACCEPTANCE_BYTES)
                     for need in self._needs:
                         self._require_space_on_hosts(need)
-                if self._hosts is not None and targets:
                     self._hosts.compare()
                 return (yield)
             except (SettingError, RankFailure) as error:

@@ -244,9 +244,8 @@ class _Reader:
             raise SettingError(
                 f"writer {plain.name} writes safetensors, which is not installed; pip install safetensors"
             )
-        return tuple(
-            replace(plain, options=options, reader=self._reader(engine) or plain.reader) for options in choices
-        )
+        reader = self._reader(engine) or plain.reader
+        return tuple(replace(plain, options=options, reader=reader) for options in choices)
 
     def _reader(self, engine: str) -> ReaderSpec | None:
         given = given_values(self._config, "reader")

@@ -94,8 +94,15 @@ class DcpEngine:
         if self._metadata is None:
             return None
         if self._metadata.storage_data is None:  # torch 2.9 returns what it had before the writer's part was added
-            return stored_bytes_of(self._location, self.make_reader)
+            try:
+                return stored_bytes(self.reader(self._location).read_metadata())
+            except Exception:  # of a format that is not known here, which is no failure of the save
+                return None
         return stored_bytes(self._metadata)
+
+    def reader(self, location: str) -> StorageReader:
+        """Return what reads the checkpoint in the folder `location`."""
+        return FileSystemReader(location) if self.make_reader is None else self.make_reader(location)
 
     def load(self, state_dict: dict[str, Any], location: str) -> None:
         """See `Engine.load`."""
@@ -121,15 +128,6 @@ class _Noting:
     def result(self) -> Any:
         self._engine._metadata = self._future.result()
         return self._engine._metadata
-
-
-def stored_bytes_of(location: str, make_reader: Callable[[str], StorageReader] | None) -> int | None:
-    """Return `stored_bytes` of the checkpoint at `location`; None where nothing here can read its list."""
-    try:
-        reader = FileSystemReader(location) if make_reader is None else make_reader(location)
-        return stored_bytes(reader.read_metadata())
-    except Exception:  # of a format that is not known here, which is no failure of the save
-        return None
 
 
 def stored_bytes(metadata: Metadata) -> int | None:

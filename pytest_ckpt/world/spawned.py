@@ -132,7 +132,7 @@ class SpawnedWorld:
     def _start_rank(self, rank: int, folder: Path, socket_path: str) -> RankProcess:
         status_file, stdout, stderr = (folder / f"{name}{rank}" for name in ("status", "stdout", "stderr"))
         create_status_file(status_file)
-        found = [str(Path(__file__).parents[2]), *(os.path.abspath(entry) for entry in sys.path[1:] if entry)]
+        found = [str(Path(__file__).parents[2]), *(os.path.abspath(entry) for entry in sys.path if entry)]
         with open(stdout, "ab") as out, open(stderr, "ab") as err:
             popen = _popen(
                 rank,

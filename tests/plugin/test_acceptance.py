@@ -229,16 +229,22 @@ def test_test_of_ones_own_is_a_promise_too(project: Project) -> None:
     )
 
 
+def through_the_suite(project: Project, monkeypatch: pytest.MonkeyPatch, *options: str) -> Result:
+    """Run all of acceptance with a writer that breaks some of it, which must leave nothing."""
+    monkeypatch.setattr(f"{__package__}.project.DEADLINE_S", 600)
+    done = project.pytest(*ACCEPTANCE, *options)
+    assert (done.status, done.in_target, done.processes) == (1, [], []), done.out
+    return done
+
+
 @pytest.mark.long
 @pytest.mark.timeout(700)
 def test_strangers_writer_goes_through_the_whole_suite_with_one_option(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It never syncs, and writes over what is there: that, and only that, is found, and is its own and not DCP's."""
-    monkeypatch.setattr(f"{__package__}.project.DEADLINE_S", 600)
     project.write("stranger.py", STRANGER)
-    done = project.pytest(*ACCEPTANCE, "--ckpt-writer=stranger:plain")
-    assert (done.status, done.in_target, done.processes) == (1, [], []), done.out
+    done = through_the_suite(project, monkeypatch, "--ckpt-writer=stranger:plain")
     found = outcomes(project)
     broken = {promise for (promise, _), one in found.items() if one["outcome"] == "broken"}
     expected = {
@@ -288,10 +294,8 @@ def test_format_with_a_reader_of_its_own_goes_through_the_suite_too(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What only the folder could tell is not applicable; loads tell damage; its unsynced index is found."""
-    monkeypatch.setattr(f"{__package__}.project.DEADLINE_S", 600)
     project.write("own.py", OWN_FORMAT)
-    done = project.pytest(*ACCEPTANCE, "--ckpt-mode=sync", "--ckpt-writer=own:writer", "--ckpt-reader=own:reader")
-    assert (done.status, done.in_target, done.processes) == (1, [], []), done.out
+    through_the_suite(project, monkeypatch, "--ckpt-mode=sync", "--ckpt-writer=own:writer", "--ckpt-reader=own:reader")
     found = {promise: one["outcome"] for (promise, _), one in outcomes(project).items()}
     broken = {promise for promise, outcome in found.items() if outcome == "broken"}
     assert broken == {
